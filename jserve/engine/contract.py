@@ -1,0 +1,76 @@
+"""What serving may ask of an engine. The engine knows token ids only: never text, sockets or protobuf.
+
+Every method may be called from any thread. Sinks are called on the engine's thread and must not block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from jserve.request import FinishReason, Request, TokenDelta
+
+__all__ = ["EngineLimits", "EngineStats", "Sink", "TokenEngine"]
+
+Sink = Callable[[Sequence[TokenDelta]], None]
+"""Takes one request's deltas of one dispatch, all choices together. After the last choice's finish_reason it is
+never called again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineLimits:
+    max_model_len: int
+    vocab_size: int
+    max_num_seqs: int
+    num_pages: int
+    page_size: int
+    max_queue: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineStats:
+    """A snapshot. Token counters only ever grow."""
+
+    waiting: int
+    """Choices accepted and not yet running."""
+    running: int
+    pages_free: int
+    pages_in_use: int
+    prompt_tokens: int
+    """Prompt tokens computed."""
+    output_tokens: int
+    dispatches: int
+    preemptions: int
+    compilations: int
+    """Compilations of this process since the engine was ready; 0 is right."""
+    last_progress: float
+    """Monotonic seconds at which the loop last came round."""
+    ready: bool
+    failed: str | None
+    """What brought the engine down, or None."""
+
+
+class TokenEngine(Protocol):
+    @property
+    def limits(self) -> EngineLimits: ...
+
+    def submit(self, request: Request, sink: Sink) -> None:
+        """Take a request, or raise at once: QueueFull, DuplicateRequest, PromptTooLong, Draining, EngineFailed.
+
+        On success the sink hears of every choice until its one finish_reason, whatever happens.
+        """
+        ...
+
+    def cancel(self, request_id: str, reason: FinishReason = FinishReason.CANCELLED) -> None:
+        """End all choices of a request; pages are free within two dispatches. An unknown id is no error.
+
+        The sink still gets each unfinished choice's last delta, with ``reason``.
+        """
+        ...
+
+    def end_choice(self, request_id: str, choice: int) -> None:
+        """End one choice quietly (its text met a stop string): it gets no further delta at all."""
+        ...
+
+    def stats(self) -> EngineStats: ...

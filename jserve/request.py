@@ -1,0 +1,206 @@
+"""The typed messages that pass between the rooms. No JAX, no sockets, no protobuf.
+
+Three stages of one request:
+
+    Prompt + SamplingParams     what a caller wrote            (any door, ``jserve.LLM``)
+    Request                     token ids, everything resolved (frontend -> engine)
+    TokenDelta -> Delta         ids from the engine -> ids and text for the caller
+
+A *choice* is one of the ``n`` continuations of a request.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+__all__ = [
+    "MAX_CHOICES",
+    "MAX_LOGPROBS",
+    "MAX_STOP_STRINGS",
+    "MAX_STOP_STRING_BYTES",
+    "MAX_STOP_TOKENS",
+    "Completion",
+    "Delta",
+    "FinishReason",
+    "Message",
+    "Prompt",
+    "Request",
+    "ResolvedSampling",
+    "SamplingParams",
+    "Timings",
+    "TokenDelta",
+    "TokenLogprob",
+    "Usage",
+]
+
+MAX_CHOICES = 16
+"""Most choices (``n``) of one request."""
+MAX_LOGPROBS = 20
+"""Most alternatives listed beside each chosen token."""
+MAX_STOP_TOKENS = 16
+"""Most stop token ids of one request, the model's own EOS ids included."""
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_BYTES = 256
+
+Message: TypeAlias = Mapping[str, str]
+"""One chat turn: ``{"role": ..., "content": ...}``."""
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
+"""``str``: raw text. ``list[int]``: token ids, used untouched. ``list[dict]``: chat turns."""
+
+
+class FinishReason(enum.StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """What a caller may ask for. ``None`` means absent: the checkpoint's default, else the neutral value.
+
+    Neutral: temperature 1, top_p 1, top_k 0 (off; negative and >= vocabulary mean off too), min_p 0,
+    max_tokens to the model's limit.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    """64-bit; absent: drawn on arrival."""
+    n: int = 1
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    """No EOS and no stop id is chosen, and no stop string looked for, before so many tokens."""
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    """Leave the stop string that ended the text in the text."""
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    """``None``: none. 0..MAX_LOGPROBS: the chosen token's logprob and that many most likely ones,
+    of the raw distribution (log-softmax of the logits before any option is applied)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedSampling:
+    """SamplingParams after defaults and bounds: every field has its value, in the engine's terms."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    """0: off; else 1..V-1."""
+    min_p: float
+    seed: int
+    """0 <= seed < 2**64."""
+    n: int
+    max_tokens: int
+    """>= 1; prompt + max_tokens <= max_model_len."""
+    min_tokens: int
+    stop_ids: tuple[int, ...]
+    """EOS ids (unless ignored) and the caller's stop ids, at most MAX_STOP_TOKENS."""
+    logprobs: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One request as the engine takes it: token ids only."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: ResolvedSampling
+    arrival: float
+    """Monotonic seconds (``time.monotonic``)."""
+    deadline: float | None = None
+    """Monotonic seconds; past it the request is dropped before it costs a prefill."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenLogprob:
+    """One chosen token's logprob (natural log, raw distribution) and the most likely alternatives.
+
+    ``top`` is sorted, most likely first; it need not contain the chosen token.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    prompt_tokens: int
+    """Counted once, however many choices."""
+    output_tokens: int
+    """Over all choices; tokens past a stop string are not counted."""
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timings:
+    """Seconds. ``queue``: arrival to first scheduled; ``ttft``: arrival to first token; ``total``."""
+
+    queue: float
+    ttft: float
+    total: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenDelta:
+    """What the engine says of one choice after a dispatch. The last one of a choice has ``finish_reason``.
+
+    A stop token that ended the choice is in ``token_ids``. ``error`` is set with FinishReason.ERROR only.
+    """
+
+    request_id: str
+    choice: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    first_scheduled: float | None = None
+    """Monotonic seconds at which the request was first scheduled; on a choice's first delta."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delta:
+    """One streamed piece of one choice, as a caller sees it.
+
+    Joined over a choice, ``text`` equals the whole decode and ``token_ids`` all tokens up to the stop.
+    ``text`` may lag behind ``token_ids``: unfinished UTF-8 and possible stop strings are held back.
+    ``usage`` and ``timings`` come with the request's very last delta only.
+    """
+
+    request_id: str
+    index: int
+    """The choice, 0..n-1."""
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    error_code: str | None = None
+    usage: Usage | None = None
+    timings: Timings | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """A finished choice, whole. What ``LLM.generate`` returns."""
+
+    request_id: str
+    index: int
+    token_ids: list[int]
+    text: str
+    finish_reason: FinishReason
+    logprobs: list[TokenLogprob] | None = None
+    usage: Usage | None = None
+    timings: Timings | None = None
+    error: str | None = None
+    choices: list[Completion] = field(default_factory=list)
+    """With n > 1: all choices, this one (index 0) included; else empty."""

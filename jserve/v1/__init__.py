@@ -1,0 +1,1 @@
+"""Generated from proto/jserve/v1; made anew by scripts/generate."""
