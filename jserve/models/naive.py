@@ -1,0 +1,80 @@
+"""A model run the plain way, every token recomputed with dense attention: the oracle of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+__all__ = ["naive_generate", "naive_logits"]
+
+
+class _DenseStep:
+    """One whole sequence, seen through a causal mask; no cache."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self.positions = jnp.arange(num_tokens, dtype=jnp.int32)
+        self.valid = jnp.ones((num_tokens,), bool)
+
+    def attend(
+        self,
+        i: int | jax.Array,
+        q: jax.Array,
+        k: jax.Array | None,
+        v: jax.Array | None,
+        *,
+        scale: float,
+        window: int | None = None,
+        soft_cap: float | None = None,
+        sinks: jax.Array | None = None,
+    ) -> jax.Array:
+        if k is None or v is None:
+            raise ValueError(f"layer {i} reads another layer's cache (k=None); that is not built yet")
+        num_tokens, _, head_dim = q.shape
+        num_kv_heads = k.shape[1]
+        grouped = q.astype(jnp.float32).reshape(num_tokens, num_kv_heads, -1, head_dim)
+        highest = jax.lax.Precision.HIGHEST
+        scores = jnp.einsum("tkgd,skd->kgts", grouped, k.astype(jnp.float32), precision=highest) * scale
+        if soft_cap is not None:
+            scores = soft_cap * jnp.tanh(scores / soft_cap)
+        behind = self.positions[:, None] - self.positions[None]
+        seen = (behind >= 0) & (behind < (num_tokens if window is None else window))
+        scores = jnp.where(seen[None, None], scores, -jnp.inf)
+        if sinks is not None:
+            sink = jnp.broadcast_to(sinks.astype(jnp.float32).reshape(num_kv_heads, -1, 1, 1), (*scores.shape[:3], 1))
+            scores = jnp.concatenate([scores, sink], axis=-1)
+        weights = jax.nn.softmax(scores, axis=-1)[..., :num_tokens]
+        out = jnp.einsum("kgts,skd->tkgd", weights, v.astype(jnp.float32), precision=highest)
+        return out.reshape(q.shape).astype(q.dtype)
+
+
+@partial(jax.jit, static_argnums=0)
+def _logits(graphdef: nnx.GraphDef[Any], params: Any, tokens: jax.Array) -> jax.Array:
+    model = nnx.merge(graphdef, params)
+    step = _DenseStep(tokens.shape[0])
+    x = model.embed(tokens, step)
+    for i in range(model.num_layers):
+        x = model.layer(i, x, step)
+    return model.logits(x)
+
+
+def naive_logits(graphdef: nnx.GraphDef[Any], params: Mapping[str, Any], tokens: Sequence[int]) -> jax.Array:
+    """The logits after each of the n ``tokens`` of one sequence: ``[n, V]``. ``params`` is the pure dict."""
+    return _logits(graphdef, params, jnp.asarray(tokens, jnp.int32))
+
+
+def naive_generate(
+    graphdef: nnx.GraphDef[Any], params: Mapping[str, Any], prompt_ids: Sequence[int], steps: int
+) -> list[int]:
+    """``steps`` greedy tokens after ``prompt_ids``; on ties the lowest id."""
+    # One length for all steps, so one compilation: tokens to come are behind the causal mask.
+    tokens = np.zeros(len(prompt_ids) + steps, np.int32)
+    tokens[: len(prompt_ids)] = prompt_ids
+    for n in range(len(prompt_ids), tokens.size):
+        tokens[n] = int(jnp.argmax(_logits(graphdef, params, jnp.asarray(tokens))[n - 1]))
+    return tokens[len(prompt_ids) :].tolist()
