@@ -1,0 +1,175 @@
+"""From a model and a config to an engine that is ready: the order of a start, in one place.
+
+trace the model abstractly -> plan the memory -> compile || load the weights -> allocate -> warm token -> ready
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from jserve.config import ServeConfig
+from jserve.engine.buckets import Buckets
+from jserve.engine.contract import EngineLimits
+from jserve.engine.engine import Engine
+from jserve.engine.executor import CompileProgress, Executor
+from jserve.engine.memory import DEFAULT_PAGE_SIZE, plan_memory
+from jserve.engine.scheduler import SchedulerConfig
+from jserve.engine.state import CacheLayout
+from jserve.engine.store import ProgramStore
+from jserve.errors import ConfigError, DeviceError, MeshError
+from jserve.models.contract import trace_layer_caches
+from jserve.request import FinishReason, Request, ResolvedSampling, TokenDelta
+
+__all__ = ["EngineModel", "build_engine"]
+
+log = logging.getLogger(__name__)
+
+_MAX_STEPS = 32
+"""Most steps of a decode dispatch, whatever max_dispatch_ms allows: the size of its output buffers."""
+_DEFAULT_NUM_TOKENS = {"cpu": 512}
+_WARM_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineModel:
+    """A model as the engine takes it."""
+
+    graphdef: Any
+    param_shapes: Any
+    """Pure dict of ShapeDtypeStructs with shardings on the mesh."""
+    load: Callable[[], Any]
+    """Gives the parameters, in the shape of ``param_shapes``; called once, while programs compile."""
+    max_len: int
+    vocab_size: int
+    """Real token ids; the head may be wider."""
+
+
+def build_engine(
+    model: EngineModel,
+    config: ServeConfig,
+    *,
+    mesh: Mesh,
+    store: ProgramStore | None = None,
+    compile_progress: Callable[[CompileProgress], None] | None = None,
+) -> Engine:
+    """A started engine that has made a real token. Raises ConfigError, MeshError or DeviceError in words."""
+    platform = mesh.devices.flat[0].platform
+    unbuilt = {axis: size for axis, size in mesh.shape.items() if size > 1 and axis != "tensor"}
+    if unbuilt:
+        raise MeshError(f"mesh axes {unbuilt} are not built yet; allowed: tensor", fix='--mesh "tensor=N"')
+
+    layers, width = trace_layer_caches(model.graphdef, model.param_shapes)
+    if model.vocab_size > width:
+        raise ConfigError(f"the tokenizer has {model.vocab_size} ids and the model's head only {width}")
+    tensor = mesh.shape["tensor"]
+    for i, layer in enumerate(layers):
+        for what, heads in (("query heads", layer.num_heads), ("KV heads", layer.num_kv_heads)):
+            if heads % tensor:
+                works = [n for n in range(1, heads + 1) if layer.num_heads % n == 0 and layer.num_kv_heads % n == 0]
+                raise MeshError(
+                    f"tensor={tensor} does not divide the {heads} {what} of layer {i}; tensor may be {works}",
+                    fix=f'--mesh "tensor={works[-1]}"',
+                )
+
+    page_size = config.page_size or DEFAULT_PAGE_SIZE.get(platform, DEFAULT_PAGE_SIZE["gpu"])
+    one_page = CacheLayout.build(layers, num_pages=1, page_size=page_size)
+    memory = plan_memory(
+        config,
+        mesh=mesh,
+        model_len=model.max_len,
+        page_size=page_size,
+        page_bytes=one_page.page_bytes // tensor,
+        param_bytes=_device_bytes(model.param_shapes),
+    )
+    num_tokens = config.max_num_tokens or _DEFAULT_NUM_TOKENS.get(platform, 2048)
+    if num_tokens <= config.max_num_seqs:
+        raise ConfigError(
+            f"max_num_tokens {num_tokens} must exceed max_num_seqs {config.max_num_seqs}: "
+            "a step decodes a token of every running sequence, and needs room for a prompt beside them"
+        )
+    scheduling = SchedulerConfig(
+        max_model_len=memory.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_tokens=num_tokens,
+        page_size=page_size,
+        num_pages=memory.num_pages,
+        max_steps=_MAX_STEPS,
+        buckets=Buckets.build(max_num_seqs=config.max_num_seqs, max_num_tokens=num_tokens),
+    )
+    executor = Executor(
+        graphdef=model.graphdef,
+        param_shapes=model.param_shapes,
+        mesh=mesh,
+        layout=CacheLayout.build(layers, num_pages=memory.num_pages, page_size=page_size),
+        config=scheduling,
+        vocab_size=model.vocab_size,
+    )
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="load") as pool:
+        params = pool.submit(model.load)
+        executor.compile(store=store, progress=compile_progress)
+        executor.allocate(params.result())
+    limits = EngineLimits(
+        max_model_len=memory.max_model_len,
+        vocab_size=model.vocab_size,
+        max_num_seqs=config.max_num_seqs,
+        num_pages=memory.num_pages,
+        page_size=page_size,
+        max_queue=config.max_queue,
+    )
+    engine = Engine(executor, limits=limits, max_dispatch_s=config.max_dispatch_ms / 1000)
+    engine.start()
+    try:
+        _warm(engine, memory.max_model_len)
+    except BaseException:
+        engine.close()
+        raise
+    engine.mark_ready()
+    return engine
+
+
+def _warm(engine: Engine, max_model_len: int) -> None:
+    """Make real tokens before saying ready: a prefill and a decode."""
+    over = threading.Event()
+    last: list[TokenDelta] = []
+
+    def sink(deltas: Any) -> None:
+        last[:] = deltas
+        if deltas[-1].finish_reason is not None:
+            over.set()
+
+    sampling = ResolvedSampling(
+        temperature=0.0,
+        top_p=1.0,
+        top_k=0,
+        min_p=0.0,
+        seed=0,
+        n=1,
+        max_tokens=min(2, max_model_len - 1),
+        min_tokens=0,
+        stop_ids=(),
+        logprobs=None,
+    )
+    engine.submit(Request(request_id="warm", prompt_ids=(0,), sampling=sampling, arrival=time.monotonic()), sink)
+    if not over.wait(_WARM_TIMEOUT_S):
+        raise DeviceError(f"no token within {_WARM_TIMEOUT_S:.0f} s of the first dispatch")
+    if last[-1].finish_reason is not FinishReason.LENGTH:
+        raise DeviceError(f"the first tokens failed: {last[-1].error or last[-1].finish_reason}; the log has the cause")
+
+
+def _device_bytes(shapes: Any) -> int:
+    """Bytes of a tree of sharded ShapeDtypeStructs on its fullest device."""
+    total = 0
+    for leaf in jax.tree.leaves(shapes):
+        shape = leaf.sharding.shard_shape(leaf.shape) if leaf.sharding is not None else leaf.shape
+        total += math.prod(shape) * leaf.dtype.itemsize
+    return total

@@ -1,0 +1,313 @@
+"""The engine: one thread that plans, dispatches and delivers, and the thread-safe door in front of it.
+
+The loop keeps one dispatch running and makes the next plan shortly before that one should end: late, so that an
+arrival waits at most one dispatch; early enough that the device never waits for the host.
+
+    take the inbox -> expire deadlines -> Scheduler.plan -> Executor.dispatch(n + 1) -> fetch(n) -> apply -> deliver
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from jserve.engine.choice import Choice, ChoiceState, Emitted
+from jserve.engine.compiles import compilations
+from jserve.engine.contract import EngineLimits, EngineStats, Sink
+from jserve.engine.executor import Executor, Running
+from jserve.engine.pace import Pace
+from jserve.engine.scheduler import Scheduler
+from jserve.errors import DuplicateRequest, EngineFailed, InvalidRequest, PromptTooLong, QueueFull
+from jserve.request import FinishReason, Request, TokenDelta
+
+__all__ = ["Engine"]
+
+log = logging.getLogger(__name__)
+
+_IDLE_WAKE_S = 0.5
+"""How often an idle loop comes round, so that a watchdog sees it alive."""
+
+
+@dataclass(eq=False)
+class _Live:
+    """One accepted request."""
+
+    request: Request
+    sink: Sink
+    choices: list[Choice] = field(default_factory=list)
+    open: int = 0
+    """Choices that have not ended."""
+    scheduled: bool = False
+
+
+class Engine:
+    """Implements ``jserve.engine.contract.TokenEngine`` on an Executor whose programs are compiled."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        *,
+        limits: EngineLimits,
+        max_dispatch_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._executor = executor
+        self._scheduler = Scheduler(executor.config)
+        self._limits = limits
+        self._clock = clock
+        self._pace = Pace(max_dispatch_s=max_dispatch_s, max_steps=executor.config.max_steps)
+        self._wake = threading.Condition()
+        self._inbox: list[Callable[[], None]] = []
+        self._live: dict[str, _Live] = {}
+        self._queued = 0
+        """Requests of which no choice has been scheduled; counted against the queue's bound."""
+        self._stopping = False
+        self._failed: str | None = None
+        self._last_progress = clock()
+        self._prompt_tokens = self._output_tokens = self._dispatches = 0
+        self._compilations_at_ready: int | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    # --- the door: any thread -------------------------------------------------------------------------------------
+
+    @property
+    def limits(self) -> EngineLimits:
+        return self._limits
+
+    def submit(self, request: Request, sink: Sink) -> None:
+        self._check(request)
+        with self._wake:
+            if self._failed is not None or self._stopping:
+                raise EngineFailed(f"the engine is not running: {self._failed or 'it was stopped'}")
+            if request.request_id in self._live:
+                raise DuplicateRequest(f"request {request.request_id!r} is still running; choose another request_id")
+            if self._queued >= self._limits.max_queue:
+                raise QueueFull(f"{self._queued} requests are waiting, as many as are allowed; try again later")
+            live = _Live(request=request, sink=sink, open=request.sampling.n)
+            self._live[request.request_id] = live
+            self._queued += 1
+            self._post(lambda: self._add(live))
+
+    def cancel(self, request_id: str, reason: FinishReason = FinishReason.CANCELLED) -> None:
+        with self._wake:
+            self._post(lambda: self._cancel(request_id, reason))
+
+    def end_choice(self, request_id: str, choice: int) -> None:
+        with self._wake:
+            self._post(lambda: self._end_choice(request_id, choice))
+
+    def stats(self) -> EngineStats:
+        scheduler = self._scheduler
+        ready = self._compilations_at_ready
+        running = len(scheduler.running)
+        return EngineStats(
+            waiting=max(0, sum(live.open for live in list(self._live.values())) - running),
+            running=running,
+            pages_free=scheduler.pages.free,
+            pages_in_use=scheduler.pages.in_use,
+            prompt_tokens=self._prompt_tokens,
+            output_tokens=self._output_tokens,
+            dispatches=self._dispatches,
+            preemptions=scheduler.preemptions,
+            compilations=0 if ready is None else compilations.count - ready,
+            last_progress=self._last_progress,
+            ready=ready is not None and self._failed is None and not self._stopping,
+            failed=self._failed,
+        )
+
+    def start(self) -> None:
+        """Start the loop. Not ready yet: that is said by ``mark_ready``, after a warm token."""
+        self._thread.start()
+
+    def mark_ready(self) -> None:
+        """From here on every compilation is a fault: counted, and logged with its cause."""
+        self._compilations_at_ready = compilations.count
+        compilations.watch()
+
+    def close(self) -> None:
+        """Stop the loop and wait for it; whatever still runs ends as cancelled."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    # --- admission ------------------------------------------------------------------------------------------------
+
+    def _check(self, request: Request) -> None:
+        """Refuse at once what can never run. Doors say it better; this is the last line."""
+        limit, vocab = self._limits.max_model_len, self._limits.vocab_size
+        prompt, sampling = request.prompt_ids, request.sampling
+        if not prompt:
+            raise InvalidRequest("the prompt has no token; it needs at least 1")
+        if len(prompt) + sampling.max_tokens > limit:
+            raise PromptTooLong(
+                f"{len(prompt)} prompt tokens and {sampling.max_tokens} to generate exceed the limit of {limit}"
+            )
+        if min(prompt) < 0 or max(prompt) >= vocab:
+            raise InvalidRequest(f"token ids must be in 0..{vocab - 1}; got {min(prompt)}..{max(prompt)}")
+        if sampling.max_tokens < 1 or sampling.n < 1:
+            raise InvalidRequest(f"max_tokens {sampling.max_tokens} and n {sampling.n} must be at least 1")
+
+    # --- the loop: the engine's thread only -----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._loop()
+        except Exception:
+            incident = uuid.uuid4().hex[:8]
+            log.exception("the engine failed (incident %s)", incident)
+            with self._wake:
+                self._failed = f"incident {incident}"
+            self._end_all(FinishReason.ERROR, f"the engine failed, incident {incident}")
+        else:
+            self._end_all(FinishReason.CANCELLED, None)
+
+    def _loop(self) -> None:
+        running: Running | None = None
+        begun = due = 0.0
+        while self._await_work(running, due):
+            now = self._clock()
+            for late in self._scheduler.expire(now):
+                self._deliver([(late.choice, Emitted(tokens=()), late.reason)])
+            plan = self._scheduler.plan(now, max_steps=self._pace.steps())
+            following = None
+            if plan is not None:
+                following = self._executor.dispatch(plan)
+                self._dispatches += 1
+                self._note_scheduled(row.choice for row in plan.rows)
+            if running is not None:
+                self._finish(running, begun)
+            # What was dispatched behind another begins when that one ends: now.
+            begun = self._clock() if running is not None or following is None else now
+            running = following
+            if running is not None:
+                expected = self._pace.expect(running.plan)
+                due = begun + 0.9 * expected - 0.002
+            self._last_progress = self._clock()
+        if running is not None:
+            self._executor.fetch(running)
+
+    def _await_work(self, running: Running | None, due: float) -> bool:
+        """Wait until there is something to do, and take the inbox. False: stop."""
+        while True:
+            with self._wake:
+                if self._stopping:
+                    return False
+                if running is not None:
+                    wait = due - self._clock()
+                elif self._inbox or not self._scheduler.idle:
+                    wait = 0.0
+                else:
+                    wait = _IDLE_WAKE_S
+                if wait > 0:
+                    self._wake.wait(wait)
+                inbox, self._inbox = self._inbox, []
+            for command in inbox:
+                command()
+            self._last_progress = self._clock()
+            if running is not None:
+                if self._clock() >= due:
+                    return not self._stopping
+            elif not self._scheduler.idle:
+                return not self._stopping
+            elif not inbox:
+                self._scheduler.check()
+
+    def _finish(self, running: Running, begun: float) -> None:
+        emitted = self._executor.fetch(running)
+        steps = max((len(e.tokens) for e in emitted), default=1) if running.plan.kind == "decode" else 1
+        self._pace.record(running.plan, self._clock() - begun, steps)
+        self._prompt_tokens += sum(row.q_len for row in running.plan.rows if row.start >= 0)
+        news = self._scheduler.apply(running.plan, emitted)
+        self._output_tokens += sum(len(result.tokens) for _, result, _ in news)
+        self._deliver(news)
+
+    def _note_scheduled(self, choices: Iterable[Choice]) -> None:
+        for choice in choices:
+            live = self._live.get(choice.request.request_id)
+            if live is not None and not live.scheduled:
+                live.scheduled = True
+                with self._wake:
+                    self._queued -= 1
+
+    # --- commands, in the order they came -------------------------------------------------------------------------
+
+    def _post(self, command: Callable[[], None]) -> None:
+        """Queue a command for the loop; the caller holds the lock."""
+        self._inbox.append(command)
+        self._wake.notify()
+
+    def _add(self, live: _Live) -> None:
+        live.choices = self._scheduler.add(live.request)
+
+    def _cancel(self, request_id: str, reason: FinishReason) -> None:
+        live = self._live.get(request_id)
+        if live is None:
+            return
+        unfinished = [c for c in live.choices if c.state is not ChoiceState.ENDED]
+        for choice in unfinished:
+            self._scheduler.end(choice)
+        self._deliver([(choice, Emitted(tokens=()), reason) for choice in unfinished])
+
+    def _end_choice(self, request_id: str, index: int) -> None:
+        live = self._live.get(request_id)
+        if live is None:
+            return
+        choice = live.choices[index]
+        if choice.state is not ChoiceState.ENDED:
+            self._scheduler.end(choice)
+            self._close(live, 1)
+
+    # --- delivery -------------------------------------------------------------------------------------------------
+
+    def _deliver(self, news: Iterable[tuple[Choice, Emitted, FinishReason | None]], error: str | None = None) -> None:
+        """Hand each request its news of one dispatch in one call of its sink."""
+        deltas: dict[str, list[TokenDelta]] = defaultdict(list)
+        for choice, emitted, reason in news:
+            deltas[choice.request.request_id].append(
+                TokenDelta(
+                    request_id=choice.request.request_id,
+                    choice=choice.index,
+                    token_ids=emitted.tokens,
+                    logprobs=emitted.logprobs,
+                    finish_reason=reason,
+                    error=error,
+                    first_scheduled=choice.first_scheduled,
+                )
+            )
+        for request_id, batch in deltas.items():
+            live = self._live.get(request_id)
+            if live is None:
+                continue
+            self._close(live, sum(delta.finish_reason is not None for delta in batch))
+            try:
+                live.sink(batch)
+            except Exception:  # one request's listener must not end the others
+                log.exception("the sink of request %s failed; the request is cancelled", request_id)
+                self.cancel(request_id)
+
+    def _close(self, live: _Live, ended: int) -> None:
+        live.open -= ended
+        if live.open == 0:
+            with self._wake:
+                del self._live[live.request.request_id]
+                if not live.scheduled:
+                    self._queued -= 1
+
+    def _end_all(self, reason: FinishReason, error: str | None) -> None:
+        with self._wake:
+            self._stopping = True
+            inbox, self._inbox = self._inbox, []
+        for command in inbox:
+            command()
+        for live in list(self._live.values()):
+            unfinished = [c for c in live.choices if c.state is not ChoiceState.ENDED]
+            for choice in unfinished:
+                self._scheduler.end(choice)
+            self._deliver([(c, Emitted(tokens=()), reason) for c in unfinished], error)

@@ -1,0 +1,186 @@
+"""Runs plans on the devices: the compiled programs, the caches and the slot state.
+
+``dispatch`` returns at once; ``fetch`` waits for one dispatch's results. Plans run in the order of their dispatch.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.stages import Compiled
+
+from jserve.engine import fingerprint
+from jserve.engine.choice import Emitted
+from jserve.engine.plan import StepPlan, decode_arrays, mixed_arrays
+from jserve.engine.scheduler import SchedulerConfig
+from jserve.engine.state import CacheLayout, new_pools, new_state, state_shapes
+from jserve.engine.step import Outputs, Programs
+from jserve.engine.store import ProgramStore
+from jserve.request import TokenLogprob
+
+__all__ = ["CompileProgress", "Executor", "Running"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileProgress:
+    done: int
+    total: int
+    stored: int
+    """Of those done, how many came from the store."""
+    seconds_left: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """A dispatch whose results are on their way."""
+
+    plan: StepPlan
+    outputs: Outputs
+
+
+class Executor:
+    """Owns the devices' memory for one model. Used by one thread at a time."""
+
+    def __init__(
+        self,
+        *,
+        graphdef: Any,
+        param_shapes: Any,
+        mesh: Mesh,
+        layout: CacheLayout,
+        config: SchedulerConfig,
+        vocab_size: int,
+    ) -> None:
+        self.mesh = mesh
+        self.config = config
+        self.layout = layout
+        self._param_shapes = param_shapes
+        self._params: Any = None
+        self._graphdef = graphdef
+        self._builder = Programs(
+            graphdef=graphdef, layout=layout, mesh=mesh, vocab_size=vocab_size, max_steps=config.max_steps
+        )
+        self._programs: dict[tuple[str, int], Compiled] = {}
+        self._replicated = NamedSharding(mesh, PartitionSpec())
+        self._pools: list[jax.Array] = []
+        self._state: Any = None
+
+    # --- start ----------------------------------------------------------------------------------------------------
+
+    def compile(self, *, store: ProgramStore | None, progress: Callable[[CompileProgress], None] | None = None) -> int:
+        """Have every program ready, in parallel, from the store where it has them; return how many it had."""
+        wanted = [("decode", n) for n in self.config.buckets.decode]
+        wanted += [("mixed", n) for n in self.config.buckets.mixed]
+        base = self._key_base() if store else ""
+        begun, stored, lock = time.monotonic(), 0, threading.Lock()
+
+        def build(kind: str, size: int) -> None:
+            nonlocal stored
+            program, was_stored = self._build(kind, size, store, base)
+            with lock:
+                self._programs[kind, size] = program
+                stored += was_stored
+
+        with ThreadPoolExecutor(max_workers=max(2, (os.cpu_count() or 2)), thread_name_prefix="compile") as pool:
+            # The biggest first: the last one to end then keeps nobody waiting.
+            tasks = [pool.submit(build, kind, size) for kind, size in reversed(wanted)]
+            for done, task in enumerate(as_completed(tasks), start=1):
+                task.result()
+                if progress is not None:
+                    left = (time.monotonic() - begun) / done * (len(tasks) - done)
+                    progress(CompileProgress(done=done, total=len(tasks), stored=stored, seconds_left=left))
+        return stored
+
+    def _build(self, kind: str, size: int, store: ProgramStore | None, base: str) -> tuple[Compiled, bool]:
+        lowered = None
+        key = f"{base}|{kind}|{size}"
+        if store is not None and not fingerprint.is_own_model(self._graphdef):
+            lowered = self._lower(kind, size)
+            key += lowered.as_text()
+        if store is not None:
+            program = store.load(key, list(self.mesh.devices.flat))
+            if program is not None:
+                return program, True
+        program = (lowered or self._lower(kind, size)).compile()
+        if store is not None:
+            store.save(key, program)
+        return program, False
+
+    def _lower(self, kind: str, size: int) -> Any:
+        function = jax.jit(self._builder.function(kind), donate_argnums=(1, 2))
+        pools, state = self.layout.pool_shapes(self.mesh), state_shapes(self.config.max_num_seqs, self.mesh)
+        return function.lower(self._param_shapes, pools, state, self._plan_shapes(kind, size))
+
+    def _plan_shapes(self, kind: str, size: int) -> Any:
+        config, num_slots = self.config, self.config.max_num_seqs
+        arrays: Any
+        if kind == "mixed":
+            arrays = mixed_arrays([], bucket=size, size=num_slots, width=config.table_width, num_slots=num_slots)
+        else:
+            arrays = decode_arrays(
+                [], size=size, width=config.table_width, num_slots=num_slots, steps=1, leave_early=False
+            )
+        return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=self._replicated), arrays)
+
+    def _key_base(self) -> str:
+        parts = [
+            fingerprint.environment(self.mesh),
+            repr(self._graphdef),
+            fingerprint.tree_text(self._param_shapes),
+            repr((self.layout, self.config, self._builder.vocab_size)),
+        ]
+        return "|".join(parts)
+
+    def allocate(self, params: Any) -> None:
+        """Take the weights; make the caches and the slot state on the devices."""
+        self._params = params
+        self._pools = new_pools(self.layout, self.mesh)
+        self._state = new_state(self.config.max_num_seqs, self.mesh)
+
+    # --- run ------------------------------------------------------------------------------------------------------
+
+    def dispatch(self, plan: StepPlan) -> Running:
+        """Queue a plan behind those dispatched before it."""
+        program = self._programs[plan.kind, plan.bucket]
+        arrays = jax.device_put(plan.arrays, self._replicated)
+        self._pools, self._state, outputs = program(self._params, self._pools, self._state, arrays)
+        for part in outputs if plan.wants_logprobs else outputs[:2]:
+            part.copy_to_host_async()
+        return Running(plan=plan, outputs=outputs)
+
+    def fetch(self, running: Running) -> list[Emitted]:
+        """Wait for a dispatch and read its results, one a row of its plan."""
+        outputs = running.outputs
+        counts, tokens = np.asarray(outputs.emitted), np.asarray(outputs.token)
+        lists = [np.asarray(part) for part in outputs[2:]] if running.plan.wants_logprobs else None
+        emitted = []
+        for r, row in enumerate(running.plan.rows):
+            count = int(counts[r])
+            wanted = row.choice.request.sampling.logprobs
+            logprobs = None
+            if lists is not None and wanted is not None:
+                logprobs = tuple(_logprob(tokens, lists, step, r, wanted) for step in range(count))
+            emitted.append(Emitted(tokens=tuple(tokens[:count, r].tolist()), logprobs=logprobs))
+        return emitted
+
+
+def _logprob(tokens: np.ndarray, lists: list[np.ndarray], step: int, row: int, wanted: int) -> TokenLogprob:
+    logprob, ids, values = lists
+    pairs = zip(ids[step, row, :wanted].tolist(), values[step, row, :wanted].tolist(), strict=True)
+    return TokenLogprob(
+        token_id=int(tokens[step, row]),
+        logprob=float(logprob[step, row]),
+        top=tuple((token, value) for token, value in pairs if token >= 0),
+    )

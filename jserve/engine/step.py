@@ -1,0 +1,264 @@
+"""The compiled programs: everything between two host decisions in one device call.
+
+    mixed    T tokens of prompts and running choices: embed, layers with cache write, sample, stop tests, append
+    decode   the same for one token a row, in a while loop of up to ``steps`` passes
+
+Both take and give back the pools and the slot state (donated, so nothing is copied).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh, PartitionSpec
+
+from jserve.engine.plan import DecodeArrays, MixedArrays, RowArrays
+from jserve.engine.sampler import SamplingRows, sample
+from jserve.engine.state import CacheLayout, SlotState
+from jserve.request import MAX_LOGPROBS
+from pallas_kernels.ragged_paged_attention import cache_partition, ragged_paged_attention
+
+__all__ = ["Outputs", "Programs"]
+
+Pools = list[jax.Array]
+
+
+class Outputs(NamedTuple):
+    """What a dispatch brings to the host, for ``K`` steps and ``R`` rows."""
+
+    emitted: jax.Array  # Int32[R], tokens that each row brought
+    token: jax.Array  # Int32[K, R]
+    logprob: jax.Array  # Float32[K, R]
+    top_ids: jax.Array  # Int32[K, R, MAX_LOGPROBS]
+    top_logprobs: jax.Array  # Float32[K, R, MAX_LOGPROBS]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Where the tokens of one step belong, in the kernel's terms."""
+
+    page_table: jax.Array  # Int32[S, W]
+    kv_lens: jax.Array  # Int32[S]
+    cu_q_lens: jax.Array  # Int32[S + 1]
+    distribution: jax.Array  # Int32[3]
+
+
+@dataclass(kw_only=True)
+class EngineStep:
+    """The model contract's ``Step``; holds the pools while a pass is traced and replaces them as layers write."""
+
+    positions: jax.Array
+    valid: jax.Array
+    batch: Batch
+    pools: Pools
+    layout: CacheLayout
+    mesh: Mesh
+
+    def attend(
+        self,
+        i: int | jax.Array,
+        q: jax.Array,
+        k: jax.Array | None,
+        v: jax.Array | None,
+        *,
+        scale: float,
+        window: int | None = None,
+        soft_cap: float | None = None,
+        sinks: jax.Array | None = None,
+    ) -> jax.Array:
+        pool, first_page = self.layout.place(int(i))
+        total = self.pools[pool].shape[0]
+        table = self.batch.page_table
+        table = jnp.where(table >= 0, table + first_page, total)  # out of the pool stays out of the pool
+
+        def kernel(
+            q: jax.Array, k: jax.Array | None, v: jax.Array | None, cache: jax.Array, sinks: jax.Array | None
+        ) -> tuple[jax.Array, ...]:
+            batch = self.batch
+            return ragged_paged_attention(
+                q,
+                k,
+                v,
+                cache,
+                table,
+                batch.kv_lens,
+                batch.cu_q_lens,
+                batch.distribution,
+                scale=scale,
+                window=window,
+                soft_cap=soft_cap,
+                sinks=sinks,
+            )
+
+        if self.mesh.shape["tensor"] > 1:
+            heads, cache = PartitionSpec(None, "tensor", None), cache_partition("tensor")
+            kernel = jax.shard_map(
+                kernel,
+                mesh=self.mesh,
+                in_specs=(heads, heads, heads, cache, PartitionSpec("tensor")),
+                out_specs=(heads, cache),
+                check_vma=False,
+            )
+        out, self.pools[pool] = kernel(q, k, v, self.pools[pool], sinks)
+        return out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Programs:
+    """Builds the two step functions for one model on one mesh."""
+
+    graphdef: Any
+    layout: CacheLayout
+    mesh: Mesh
+    vocab_size: int
+    max_steps: int
+
+    def mixed(self, params: Any, pools: Pools, state: SlotState, plan: MixedArrays) -> tuple[Pools, SlotState, Outputs]:
+        """One step of prompts and running choices together."""
+        plan, state = jax.tree.map(lambda a: a[0, 0], plan), jax.tree.map(lambda a: a[0], state)
+        rows, num_tokens = plan.rows, plan.tokens.shape[0]
+        num_rows = rows.slot.shape[0]
+        real = jnp.arange(num_rows) < plan.distribution[2]
+        decode = real & (plan.start < 0)
+        at = jnp.minimum(rows.slot, state.live.shape[0] - 1)
+        live = real & (~decode | state.live[at])
+        start = jnp.where(decode, state.context[at], plan.start)
+        generated = jnp.where(decode, state.generated[at], plan.generated)
+        q_lens = plan.cu_q_lens[1:] - plan.cu_q_lens[:-1]
+        kv_lens = jnp.where(live, start + q_lens, 0)
+
+        token = jnp.arange(num_tokens, dtype=jnp.int32)
+        row = jnp.searchsorted(plan.cu_q_lens, token, side="right").astype(jnp.int32) - 1
+        row = jnp.clip(row, 0, num_rows - 1)
+        valid = (token < plan.cu_q_lens[-1]) & live[row]
+        positions = jnp.where(valid, start[row] + token - plan.cu_q_lens[row], 0)
+        tokens = jnp.where(decode[row], state.last_token[at[row]], plan.tokens)
+        batch = Batch(
+            page_table=rows.page_table, kv_lens=kv_lens, cu_q_lens=plan.cu_q_lens, distribution=plan.distribution
+        )
+        last = jnp.maximum(plan.cu_q_lens[1:] - 1, 0)
+        logits, pools = self._forward(params, pools, tokens, positions, valid, batch, select=last)
+
+        samples = live & plan.samples
+        sampled = sample(
+            logits,
+            _sampling_rows(rows, position=kv_lens, generated=generated, live=samples),
+            vocab_size=self.vocab_size,
+        )
+        state = _advance(state, rows, sampled.token, context=kv_lens, generated=generated, live=live, samples=samples)
+        outputs = Outputs(samples.astype(jnp.int32), *(part[None] for part in sampled))
+        return pools, jax.tree.map(lambda a: a[None], state), outputs
+
+    def decode(
+        self, params: Any, pools: Pools, state: SlotState, plan: DecodeArrays
+    ) -> tuple[Pools, SlotState, Outputs]:
+        """Up to ``plan.steps`` steps of one token a row; ends when no row is live, or early if asked."""
+        plan, state = jax.tree.map(lambda a: a[0, 0], plan), jax.tree.map(lambda a: a[0], state)
+        rows = plan.rows
+        num_rows = rows.slot.shape[0]
+        real = rows.slot < state.live.shape[0]
+        at = jnp.minimum(rows.slot, state.live.shape[0] - 1)
+        shape = (self.max_steps, num_rows)
+        outputs = Outputs(
+            emitted=jnp.zeros((num_rows,), jnp.int32),
+            token=jnp.zeros(shape, jnp.int32),
+            logprob=jnp.zeros(shape, jnp.float32),
+            top_ids=jnp.zeros((*shape, MAX_LOGPROBS), jnp.int32),
+            top_logprobs=jnp.zeros((*shape, MAX_LOGPROBS), jnp.float32),
+        )
+        started = real & state.live[at]
+        every_row = jnp.arange(num_rows + 1, dtype=jnp.int32)
+        all_rows = jnp.full((3,), num_rows, jnp.int32)
+
+        Carry = tuple[jax.Array, Pools, SlotState, Outputs]
+
+        def go_on(carry: Carry) -> jax.Array:
+            step, _, state, _ = carry
+            live = real & state.live[at]
+            ended = (started & ~live).any()
+            return (step < plan.steps) & live.any() & ~(plan.leave_early & ended)
+
+        def body(carry: Carry) -> Carry:
+            step, pools, state, outputs = carry
+            live = real & state.live[at]
+            context = state.context[at]
+            kv_lens = jnp.where(live, context + 1, 0)
+            batch = Batch(page_table=rows.page_table, kv_lens=kv_lens, cu_q_lens=every_row, distribution=all_rows)
+            positions = jnp.where(live, context, 0)
+            logits, pools = self._forward(params, pools, state.last_token[at], positions, live, batch, select=None)
+            generated = state.generated[at]
+            sampled = sample(
+                logits,
+                _sampling_rows(rows, position=kv_lens, generated=generated, live=live),
+                vocab_size=self.vocab_size,
+            )
+            state = _advance(state, rows, sampled.token, context=kv_lens, generated=generated, live=live, samples=live)
+            outputs = Outputs(
+                outputs.emitted + live.astype(jnp.int32),
+                *(whole.at[step].set(part) for whole, part in zip(outputs[1:], sampled, strict=True)),
+            )
+            return step + 1, pools, state, outputs
+
+        _, pools, state, outputs = jax.lax.while_loop(go_on, body, (jnp.int32(0), pools, state, outputs))
+        return pools, jax.tree.map(lambda a: a[None], state), outputs
+
+    def _forward(
+        self,
+        params: Any,
+        pools: Pools,
+        tokens: jax.Array,
+        positions: jax.Array,
+        valid: jax.Array,
+        batch: Batch,
+        *,
+        select: jax.Array | None,
+    ) -> tuple[jax.Array, Pools]:
+        """Logits ``[R, V]`` of the selected tokens (all where None), and the pools with this step's K and V."""
+        model = nnx.merge(self.graphdef, params)
+        step = EngineStep(
+            positions=positions, valid=valid, batch=batch, pools=list(pools), layout=self.layout, mesh=self.mesh
+        )
+        x = model.embed(tokens, step)
+        for i in range(model.num_layers):
+            x = model.layer(i, x, step)
+        return model.logits(x if select is None else x[select]), step.pools
+
+    def function(self, kind: str) -> Callable[..., tuple[Pools, SlotState, Outputs]]:
+        return self.mixed if kind == "mixed" else self.decode
+
+
+def _sampling_rows(rows: RowArrays, *, position: jax.Array, generated: jax.Array, live: jax.Array) -> SamplingRows:
+    shared = {name: getattr(rows, name) for name in SamplingRows._fields if name in RowArrays._fields}
+    return SamplingRows(**shared, position=position, generated=generated, live=live)
+
+
+def _advance(
+    state: SlotState,
+    rows: RowArrays,
+    token: jax.Array,
+    *,
+    context: jax.Array,
+    generated: jax.Array,
+    live: jax.Array,
+    samples: jax.Array,
+) -> SlotState:
+    """Write back where each live row stands; ``samples`` rows append ``token`` and meet the stop tests."""
+    generated = generated + samples.astype(jnp.int32)
+    stopped = (rows.stop_ids == token[:, None]).any(axis=-1) & (generated > rows.min_tokens)
+    ended = samples & (stopped | (generated >= rows.max_tokens))
+    slot = jnp.where(live, rows.slot, state.live.shape[0])  # rows that are not live write nowhere
+
+    def put(old: jax.Array, new: jax.Array) -> jax.Array:
+        return old.at[slot].set(new, mode="drop")
+
+    return SlotState(
+        last_token=put(state.last_token, token),
+        context=put(state.context, context),
+        generated=put(state.generated, generated),
+        live=put(state.live, live & ~ended),
+    )

@@ -1,0 +1,97 @@
+"""Compiled programs, kept on disk between starts.
+
+JAX's own persistent cache checks neither a key nor the content of an entry, so jserve keeps its own. A serialized
+executable is unpickled to load it, and unpickling runs code: an entry is read only if an HMAC over its key and body,
+made with a key file that only this user can read, is right. Anything odd counts as absent, and is compiled anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import os
+import pickle
+import secrets
+import tempfile
+from pathlib import Path
+
+import jax
+from jax.experimental import serialize_executable
+from jax.stages import Compiled
+
+__all__ = ["ProgramStore"]
+
+_MAGIC = b"jserve-program-1\n"
+_MAC_BYTES = 32
+log = logging.getLogger(__name__)
+
+
+class ProgramStore:
+    """A folder (mode 0700) of authenticated executables. Safe for several processes at once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        self._secret = _secret(folder / "key")
+
+    def path(self, key: str) -> Path:
+        """Where the program with this key (any text that names all that it depends on) lies."""
+        return self.folder / (hashlib.sha256(key.encode()).hexdigest() + ".program")
+
+    def load(self, key: str, devices: list[jax.Device]) -> Compiled | None:
+        """The program, or None where there is none that can be trusted."""
+        path = self.path(key)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        head = len(_MAGIC) + _MAC_BYTES
+        body = data[head:]
+        known = data[: len(_MAGIC)] == _MAGIC
+        if not known or not hmac.compare_digest(data[len(_MAGIC) : head], self._mac(key, body)):
+            log.warning("stored program %s is damaged or not ours; compiling it anew", path.name)
+            return None
+        try:
+            payload, in_tree, out_tree = pickle.loads(body)  # noqa: S301  (authenticated above)
+            return serialize_executable.deserialize_and_load(payload, in_tree, out_tree, execution_devices=devices)
+        except Exception:  # whatever the runtime dislikes about it, compiling anew is right
+            log.warning("stored program %s does not load; compiling it anew", path.name, exc_info=True)
+            return None
+
+    def save(self, key: str, program: Compiled) -> None:
+        """Write the program, whole or not at all. A full disk costs the entry, never the start."""
+        body = pickle.dumps(serialize_executable.serialize(program))
+        try:
+            with tempfile.NamedTemporaryFile(dir=self.folder, delete=False, suffix=".tmp") as file:
+                file.write(_MAGIC + self._mac(key, body) + body)
+            Path(file.name).replace(self.path(key))
+        except OSError as error:
+            log.warning("cannot store a compiled program in %s: %s", self.folder, error)
+
+    def _mac(self, key: str, body: bytes) -> bytes:
+        mac = hmac.new(self._secret, digestmod=hashlib.sha256)
+        mac.update(len(key.encode()).to_bytes(8, "big") + key.encode() + body)
+        return mac.digest()
+
+
+def _secret(path: Path) -> bytes:
+    """This user's key, made once. A key file that others could have read is replaced, and its programs with it."""
+    try:
+        if path.stat().st_mode & 0o077 == 0 and len(secret := path.read_bytes()) == 32:
+            return secret
+        path.unlink()
+    except FileNotFoundError:
+        pass
+    secret = secrets.token_bytes(32)
+    draft = path.with_name(f"key.{os.getpid()}.{secrets.token_hex(4)}")
+    draft.touch(mode=0o600)
+    draft.write_bytes(secret)
+    try:
+        os.link(draft, path)  # fails where another process was first; then its key counts
+    except FileExistsError:
+        secret = path.read_bytes()
+    finally:
+        draft.unlink()
+    return secret
