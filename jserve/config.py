@@ -41,9 +41,11 @@ class ServeConfig:
     """Weights and compute. auto: float32 on CPU, bfloat16 elsewhere."""
 
     grpc_address: str = "127.0.0.1:7470"
+    """Host and port of the gRPC door. Port 0 takes a free port; empty leaves the door closed."""
     flight_address: str = "127.0.0.1:7471"
+    """Host and port of the Arrow Flight door."""
     metrics_address: str = "127.0.0.1:7472"
-    """Port 0 takes a free port. An empty address leaves that door closed."""
+    """Host and port of the Prometheus page."""
     insecure: bool = False
     """Allow doors on addresses other than loopback, without TLS or a token."""
 

