@@ -5,6 +5,7 @@ from __future__ import annotations
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from jserve.text.pieces import BYTE_ALPHABET
 from jserve.text.tokenizer import Tokenizer
 
 __all__ = ["BOS_ID", "CHAT_TEMPLATE", "EOS_ID", "VOCAB_SIZE", "ByteTokenizer"]
@@ -34,18 +35,8 @@ class ByteTokenizer(Tokenizer):
     """
 
     def __init__(self, *, add_bos: bool = False) -> None:
-        backend = tokenizers.Tokenizer(models.BPE(vocab=_byte_vocab(), merges=[]))
+        backend = tokenizers.Tokenizer(models.BPE(vocab=BYTE_ALPHABET, merges=[]))
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         backend.decoder = decoders.ByteLevel()
         backend.add_special_tokens(["<bos>", "<eos>"])
         super().__init__(backend, eos_ids=(EOS_ID,), bos_id=BOS_ID, add_bos=add_bos)
-
-
-def _byte_vocab() -> dict[str, int]:
-    """The 256 printable stand-ins of byte-level BPE, each with its byte as the id.
-
-    Printable Latin-1 bytes stand for themselves; the others take the code points from 256 up, in order.
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(256, 512))
-    return {chr(byte if byte in printable else next(others)): byte for byte in range(256)}

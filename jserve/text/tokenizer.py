@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cached_property
 
 import tokenizers
+
+from jserve.text.detokenizer import Detokenizer
+from jserve.text.pieces import Pieces
 
 __all__ = ["Tokenizer"]
 
@@ -56,6 +59,11 @@ class Tokenizer:
         """Highest token id plus one, added tokens included."""
         return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
+    @cached_property
+    def longest_token_bytes(self) -> int:
+        """UTF-8 bytes of the longest written form in the vocabulary: no token stands for more text than that."""
+        return max((len(token.encode()) for token in self._backend.get_vocab(with_added_tokens=True)), default=0)
+
     def token(self, token_id: int | None) -> str:
         """The written form of an id, such as "<|im_end|>"; "" for None and for an id without one."""
         return "" if token_id is None else self._backend.id_to_token(token_id) or ""
@@ -70,6 +78,23 @@ class Tokenizer:
             ids.insert(0, self.bos_id)
         return ids
 
-    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """The text of token ids; bytes that are not UTF-8 become U+FFFD."""
-        return self._backend.decode(list(ids), skip_special_tokens=skip_special)
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """The text of token ids, exactly as Detokenizer streams it.
+
+        Bytes that are not UTF-8 become U+FFFD. It is the backend's own decode, but for one case: in a run of byte
+        tokens with a malformed part, the backend replaces the whole run, and this keeps the whole characters.
+        """
+        detokenizer = Detokenizer(self, skip_special=skip_special)
+        return "".join(map(detokenizer.push, ids)) + detokenizer.flush()
+
+    def pieces(self, *, skip_special: bool) -> Pieces:
+        """Each id's share of the text. Raises UnsupportedModel where the backend's decoder is not built."""
+        return self._pieces_skipping if skip_special else self._pieces_whole
+
+    @cached_property
+    def _pieces_skipping(self) -> Pieces:
+        return Pieces(self._backend, skip_special=True)
+
+    @cached_property
+    def _pieces_whole(self) -> Pieces:
+        return Pieces(self._backend, skip_special=False)

@@ -1,0 +1,334 @@
+"""A request's outbox: filled by the engine's thread, emptied by whoever serves the caller."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import replace
+
+from jserve.engine.contract import TokenEngine
+from jserve.errors import Cancelled, DeadlineExceeded, EngineFailed, JserveError, RequestError, SlowReader
+from jserve.request import Delta, FinishReason, Request, Timings, TokenDelta, Usage
+from jserve.serving.choice import Choice
+from jserve.serving.meter import RequestMeter
+
+__all__ = ["Stream"]
+
+# What a waiting delta costs in memory, in bytes, rounded up: the outbox's bound is a bound of memory.
+DELTA_BYTES = 400
+TOKEN_BYTES = 40
+LOGPROB_BYTES = 300
+TOP_LOGPROB_BYTES = 120
+
+
+class Stream:
+    """One request's deltas, as a blocking or as an asynchronous iterator.
+
+    Each item is a list: all that is there, one Delta a choice. The last item's last Delta has usage and timings.
+    Iterating never raises for what befell the request: once it ends, ``failure`` is the typed error, or None.
+
+    One consumer at a time, in one way. The engine's thread only puts into the outbox and never waits; text is
+    made on the consumer's side. A consumer that lets the outbox grow beyond its bound in bytes loses this stream
+    (what is in the outbox it still gets) and no other.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        request: Request,
+        *,
+        engine: TokenEngine,
+        choices: Sequence[Choice],
+        outbox_bytes: int,
+        clock: Callable[[], float],
+        meter: RequestMeter,
+        on_released: Callable[[], None],
+    ) -> None:
+        """``request_id`` is the caller's; ``request.request_id`` the engine's. ``on_released`` is
+        called once, from any thread, when the caller's id may be used again: the request is over or cancelled."""
+        self.request_id = request_id
+        self._request = request
+        self._engine = engine
+        self._choices = choices
+        self._bound = outbox_bytes
+        self._clock = clock
+        self._meter = meter
+        self._on_released = on_released
+
+        self._changed = threading.Condition()
+        # Under the lock.
+        self._outbox: list[TokenDelta] = []
+        self._outbox_size = 0
+        self._running = set(range(len(choices)))
+        self._reasons: dict[int, FinishReason] = {}
+        self._verdict: RequestError | None = None
+        self._abandoned = False
+        self._released = False
+        self._wakers: list[Callable[[], None]] = []
+        self._notify: Callable[[], None] | None = None
+        self._scheduled: float | None = None
+        self._first_token: float | None = None
+        self._closed_at = request.arrival
+        # The consumer's own.
+        self._ended = False
+        self._failure: RequestError | None = None
+
+    # The engine's side
+
+    def accept(self, deltas: Sequence[TokenDelta]) -> None:
+        """The engine's sink: never blocks, never raises."""
+        now = self._clock()
+        with self._changed:
+            for delta in deltas:
+                if delta.choice in self._running:
+                    self._put(delta, now)
+            closed = not self._running
+            if closed:
+                self._close(now)
+            overflow = not closed and self._outbox_size > self._bound
+            wakers = self._take_wakers()
+        if overflow:
+            self.abort(
+                SlowReader(
+                    f"the caller did not read: more than {self._bound} bytes of output waited; read faster or ask for "
+                    "less, such as fewer logprobs"
+                )
+            )
+        if closed:
+            self._release()
+        for wake in wakers:
+            wake()
+
+    def _put(self, delta: TokenDelta, now: float) -> None:
+        if self._scheduled is None:
+            self._scheduled = delta.first_scheduled
+        if delta.token_ids:
+            if self._first_token is None:
+                self._first_token = now
+            self._meter.tokens(delta.choice, len(delta.token_ids), now)
+        self._outbox.append(delta)
+        self._outbox_size += _size(delta)
+        if delta.finish_reason is not None:
+            self._running.discard(delta.choice)
+            self._reasons[delta.choice] = delta.finish_reason
+
+    def _close(self, now: float) -> None:
+        """The engine owes nothing more."""
+        self._closed_at = now
+        if self._abandoned:
+            self._count_all()
+
+    def _count_all(self) -> None:
+        """Count choices by the engine's word, where no consumer may be left to find out about stop strings."""
+        for choice in self._choices:
+            reason = self._reasons.get(choice.index, FinishReason.ERROR)
+            self._meter.finished(choice.index, reason, scheduled=self._scheduled, now=self._closed_at)
+
+    def _release(self) -> None:
+        """Tell the owner, once, that the caller's request id is free again."""
+        with self._changed:
+            released, self._released = self._released, True
+        if not released:
+            self._on_released()
+
+    def _take_wakers(self) -> list[Callable[[], None]]:
+        self._changed.notify_all()
+        wakers, self._wakers = self._wakers, []
+        return wakers if self._notify is None else [*wakers, self._notify]
+
+    # The caller's side
+
+    @property
+    def failure(self) -> JserveError | None:
+        """Why the request failed: the first error of its choices, known once its delta was given out; else None."""
+        return self._failure
+
+    @property
+    def closed(self) -> bool:
+        """The engine owes nothing more; what it made may still be there to pull."""
+        with self._changed:
+            return not self._running
+
+    def cancel(self) -> None:
+        """The caller went away or wants no more. The engine ends the choices within two dispatches; a consumer that
+        stays gets their last deltas, with finish_reason cancelled. The request id is free at once. Idempotent."""
+        with self._changed:
+            first, self._abandoned = not self._abandoned, True
+            running = bool(self._running)
+            if first and not running:
+                self._count_all()
+        if first and running:
+            self._engine.cancel(self._request.request_id)
+        self._release()
+
+    def abort(self, error: RequestError) -> None:
+        """End the request with an error now, without waiting for the engine; what is in the outbox is still given
+        out before it."""
+        with self._changed:
+            if not self._running:
+                return
+            self._running.clear()
+            self._verdict = error
+            self._close(self._clock())
+            wakers = self._take_wakers()
+        self._engine.cancel(self._request.request_id)
+        self._release()
+        for wake in wakers:
+            wake()
+
+    def notify(self, callback: Callable[[], None] | None) -> None:
+        """Call this from the engine's thread whenever there is something to pull, and once now where there is: for
+        one thread that serves many streams with ``pull(timeout=0)``. It must not block. None ends it."""
+        with self._changed:
+            self._notify = callback
+            ready = self._ready()
+        if callback is not None and ready:
+            callback()
+
+    def pull(self, timeout: float | None = None) -> list[Delta] | None:
+        """All that is there, one Delta a choice. Waits for something, at most ``timeout`` seconds (then: ``[]``).
+        None after the end."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while not self._ended:
+            deltas = self._assemble()
+            if deltas:
+                return deltas
+            with self._changed:
+                left = None if until is None else until - time.monotonic()
+                if not self._ready() and (left is None or left > 0):
+                    self._changed.wait(left)
+                elif not self._ready():
+                    return []
+        return None
+
+    def __iter__(self) -> Iterator[list[Delta]]:
+        return self
+
+    def __next__(self) -> list[Delta]:
+        deltas = self.pull()
+        if deltas is None:
+            raise StopIteration
+        return deltas
+
+    def __aiter__(self) -> AsyncIterator[list[Delta]]:
+        return self
+
+    async def __anext__(self) -> list[Delta]:
+        while not self._ended:
+            deltas = self._assemble()
+            if deltas:
+                return deltas
+            await self._wait()
+        raise StopAsyncIteration
+
+    async def _wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        woken = loop.create_future()
+
+        def wake() -> None:
+            # A closed loop has no consumer left to wake.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(_resolve, woken)
+
+        with self._changed:
+            if self._ready():
+                return
+            self._wakers.append(wake)
+        try:
+            await woken
+        finally:
+            with self._changed, contextlib.suppress(ValueError):
+                self._wakers.remove(wake)
+
+    def _ready(self) -> bool:
+        return bool(self._outbox) or self._verdict is not None
+
+    def _assemble(self) -> list[Delta]:
+        """Empty the outbox into deltas; [] where nothing new is to be said."""
+        with self._changed:
+            batch, self._outbox, self._outbox_size = self._outbox, [], 0
+            verdict = self._verdict
+        touched: dict[int, Choice] = {}
+        for delta in batch:
+            choice = self._choices[delta.choice]
+            if choice.finish is not None:
+                continue
+            touched[choice.index] = choice
+            choice.take(delta)
+            if choice.met_stop_string:
+                self._end_at_engine(choice.index)
+            elif delta.finish_reason is not None:
+                choice.end(delta.finish_reason, _error_of(delta))
+        if verdict is not None:
+            for choice in self._choices:
+                if choice.finish is None:
+                    touched[choice.index] = choice
+                    choice.end(FinishReason.ERROR, verdict)
+        return self._emit([touched[i] for i in sorted(touched)])
+
+    def _end_at_engine(self, index: int) -> None:
+        """A stop string ended a choice: the engine need not go on with it."""
+        with self._changed:
+            running = index in self._running
+            self._running.discard(index)
+            closed = running and not self._running
+            if closed:
+                self._close(self._clock())
+        if running:
+            self._engine.end_choice(self._request.request_id, index)
+        if closed:
+            self._release()
+
+    def _emit(self, choices: Sequence[Choice]) -> list[Delta]:
+        deltas = [choice.emit(self.request_id) for choice in choices]
+        for choice in choices:
+            if choice.finish is None:
+                continue
+            self._failure = self._failure or choice.error
+            with self._changed:
+                self._meter.finished(choice.index, choice.finish, scheduled=self._scheduled, now=self._closed_at)
+        if deltas and all(choice.finish is not None for choice in self._choices):
+            deltas[-1] = replace(deltas[-1], usage=self._usage(), timings=self._timings())
+            self._ended = True
+        return deltas
+
+    def _usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=len(self._request.prompt_ids),
+            output_tokens=sum(choice.num_tokens for choice in self._choices),
+        )
+
+    def _timings(self) -> Timings:
+        """A request that was never scheduled waited to its end; without a token ``ttft`` is 0."""
+        arrival, end = self._request.arrival, self._closed_at
+        return Timings(
+            queue=(end if self._scheduled is None else self._scheduled) - arrival,
+            ttft=0.0 if self._first_token is None else self._first_token - arrival,
+            total=end - arrival,
+        )
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _size(delta: TokenDelta) -> int:
+    size = DELTA_BYTES + TOKEN_BYTES * len(delta.token_ids)
+    for logprob in delta.logprobs or ():
+        size += LOGPROB_BYTES + TOP_LOGPROB_BYTES * len(logprob.top)
+    return size
+
+
+def _error_of(delta: TokenDelta) -> RequestError | None:
+    match delta.finish_reason:
+        case FinishReason.DEADLINE:
+            return DeadlineExceeded("the request's deadline passed before it was done")
+        case FinishReason.CANCELLED:
+            return Cancelled("the request was cancelled")
+        case FinishReason.ERROR:
+            return EngineFailed(delta.error or "the engine failed under this request; see the server's log")
+    return None
