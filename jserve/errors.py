@@ -15,6 +15,7 @@
     │   ├── Cancelled               JS-REQ-08  CANCELLED
     │   ├── Draining                JS-SRV-01  UNAVAILABLE
     │   └── EngineFailed            JS-SRV-02  INTERNAL
+    ├── Unreachable                 JS-NET-01  UNAVAILABLE          exit 1 (raised by clients)
     └── StartError                             (the program cannot start)
         ├── ConfigError             JS-CFG-01                       exit 3
         │   └── MeshError           JS-CFG-02                       exit 3
@@ -53,6 +54,7 @@ __all__ = [
     "SourceError",
     "StartError",
     "TemplateError",
+    "Unreachable",
     "Unsupported",
     "UnsupportedModel",
 ]
@@ -151,6 +153,13 @@ class EngineFailed(RequestError):
     """The engine failed under this request; the cause is in the server's log, under an id."""
 
     code = "JS-SRV-02"
+
+
+class Unreachable(JserveError):
+    """A client found no server at its address, or lost the connection to it."""
+
+    code = "JS-NET-01"
+    grpc_status = "UNAVAILABLE"
 
 
 class StartError(JserveError):

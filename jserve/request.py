@@ -30,6 +30,7 @@ __all__ = [
     "Request",
     "ResolvedSampling",
     "SamplingParams",
+    "ServedModel",
     "Timings",
     "TokenDelta",
     "TokenLogprob",
@@ -204,3 +205,21 @@ class Completion:
     error: str | None = None
     choices: list[Completion] = field(default_factory=list)
     """With n > 1: all choices, this one (index 0) included; else empty."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """What a server says of its model to whoever asks."""
+
+    name: str
+    family: str
+    dtype: str
+    mesh: str
+    """Such as "tensor=2" or "1 device"."""
+    max_model_len: int
+    """Most tokens of prompt and output together."""
+    vocab_size: int
+    num_pages: int
+    page_size: int
+    """Tokens of one KV cache page."""
+    has_chat_template: bool

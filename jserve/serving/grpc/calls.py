@@ -1,0 +1,107 @@
+"""The open calls of the gRPC door: bounded, refused while the server drains, cut when its grace has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+
+from jserve.errors import Draining, QueueFull
+from jserve.serving.grpc.status import abort
+
+__all__ = ["Calls", "Place"]
+
+
+class Place:
+    """One open call. While ``resting`` it does nothing, and a drain need not wait for it."""
+
+    def __init__(self, task: asyncio.Task[Any], note: Callable[[], None]) -> None:
+        self.task = task
+        self._note = note
+        self._resting = False
+
+    @property
+    def resting(self) -> bool:
+        return self._resting
+
+    @resting.setter
+    def resting(self, value: bool) -> None:
+        self._resting = value
+        self._note()
+
+
+class Calls:
+    """At most ``limit`` calls at once. Belongs to its event loop's thread.
+
+    gRPC's own ``maximum_concurrent_rpcs`` would count health checks too, and refuse them when all are taken.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._places: set[Place] = set()
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+        self._draining = False
+        self._cut = False
+
+    @asynccontextmanager
+    async def place(self, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Place]:
+        """The body of one call. Whatever it raises ends the call with the status that fits."""
+        if self._draining:
+            await abort(context, Draining("the server is shutting down and takes no new calls; ask another one"))
+        if len(self._places) >= self._limit:
+            await abort(context, QueueFull(f"{self._limit} calls are open and no more may be; try again later"))
+        place = Place(_this_task(), self._note)
+        self._places.add(place)
+        self._note()
+        try:
+            yield place
+        except asyncio.CancelledError:
+            if not self._cut:
+                raise  # the client went away, or its deadline passed
+            place.task.uncancel()
+            await abort(context, Draining("the server is shutting down and its grace has ended; ask another one"))
+        except grpc.aio.BaseError:
+            raise  # the call itself is broken: there is nobody to tell
+        except Exception as error:
+            await abort(context, error)
+        finally:
+            self._places.discard(place)
+            self._note()
+
+    def refuse(self) -> None:
+        """Take no new calls from here on."""
+        self._draining = True
+
+    def cut(self) -> None:
+        """End every open call with UNAVAILABLE, also one whose client does not read. Idempotent."""
+        self._draining = True
+        if not self._cut:
+            self._cut = True
+            for place in self._places:
+                place.task.cancel()
+
+    async def wait_quiet(self, timeout: float) -> bool:
+        """Wait until every open call rests. False where the timeout, in seconds, came first."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._quiet.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _note(self) -> None:
+        if all(place.resting for place in self._places):
+            self._quiet.set()
+        else:
+            self._quiet.clear()
+
+
+def _this_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    if task is None:
+        raise RuntimeError("not called from a task")
+    return task

@@ -1,0 +1,67 @@
+"""jserve.v1.Inference on asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from jserve.errors import MessageTooLarge, Unsupported
+from jserve.serving.frontend import Frontend
+from jserve.serving.grpc.calls import Calls
+from jserve.serving.grpc.exchange import Exchange
+from jserve.serving.grpc.generate import deadline_of, open_stream, prompt_of, pump
+from jserve.serving.grpc.status import abort
+from jserve.v1 import inference_pb2 as pb
+from jserve.v1 import inference_pb2_grpc
+from jserve.wire import convert
+
+__all__ = ["InferenceServicer"]
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServicer):
+    """Every call that computes takes a place of ``calls``; ListModels answers always."""
+
+    def __init__(self, frontend: Frontend, calls: Calls, *, max_message_bytes: int) -> None:
+        self._frontend = frontend
+        self._calls = calls
+        self._max_message_bytes = max_message_bytes
+
+    async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        async with self._calls.place(context):
+            stream = await open_stream(self._frontend, request, deadline=deadline_of(context))
+            await pump(stream, context.write)
+            if stream.failure is not None:
+                raise stream.failure
+
+    async def GenerateStream(
+        self,
+        request_iterator: AsyncIterator[pb.GenerateStreamRequest],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> None:
+        async with self._calls.place(context) as place:
+            exchange = Exchange(self._frontend, place, context.write, deadline=deadline_of(context))
+            await exchange.run(request_iterator)
+
+    async def Tokenize(
+        self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.TokenizeResponse:
+        async with self._calls.place(context):
+            self._frontend.check_model(request.model)
+            ids = await self._frontend.tokenize(prompt_of(self._frontend, request))
+            response = pb.TokenizeResponse(token_ids=ids, max_model_len=self._frontend.model.max_model_len)
+            if response.ByteSize() > self._max_message_bytes:
+                raise MessageTooLarge(
+                    f"{len(ids)} token ids do not fit in a message of {self._max_message_bytes} bytes"
+                )
+            return response
+
+    async def Embed(self, request: pb.EmbedRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.EmbedResponse:
+        name = self._frontend.model.name
+        await abort(context, Unsupported(f"no encoder is served here; {name!r} generates text, see Generate"))
+
+    async def ListModels(
+        self, request: pb.ListModelsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.ListModelsResponse:
+        return pb.ListModelsResponse(models=[convert.model_to_proto(self._frontend.model)])

@@ -1,0 +1,223 @@
+"""The life of a server: open the doors, tell its health, drain, close."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING
+
+from jserve.config import ServeConfig
+from jserve.engine.contract import TokenEngine
+from jserve.errors import ConfigError
+from jserve.serving.address import parse_address
+from jserve.serving.frontend import Frontend
+from jserve.serving.health import Health, Watchdog
+from jserve.serving.loop import LoopThread
+
+if TYPE_CHECKING:
+    from jserve.observe.metrics import Metrics
+    from jserve.observe.server import MetricsServer
+    from jserve.serving.flight.door import FlightDoor
+    from jserve.serving.grpc.server import GrpcDoor
+
+__all__ = ["Addresses", "Server"]
+
+log = logging.getLogger(__name__)
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_FORCE_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Addresses:
+    """Where the doors are, with their real ports; None for a door left closed."""
+
+    grpc: str | None
+    flight: str | None
+    metrics: str | None
+
+
+class Server:
+    """The doors of one engine. Engine and frontend are given, and stay the caller's to close.
+
+    ``start``, then ``run_until_signal``, or ``drain`` or ``stop`` from any thread. A closed server stays closed.
+    Health is SERVING from the moment the engine is ready; see jserve.serving.health.
+    """
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        frontend: Frontend,
+        engine: TokenEngine,
+        metrics: Metrics | None = None,
+        *,
+        stall_s: float = 8.0,
+        watch_interval_s: float = 1.0,
+    ) -> None:
+        self._config = config
+        self._frontend = frontend
+        self._metrics = metrics
+        self._watchdog = Watchdog(engine, self._tell, stall_s=stall_s, interval_s=watch_interval_s)
+        self._loop: LoopThread | None = None
+        self._grpc: GrpcDoor | None = None
+        self._flight: FlightDoor | None = None
+        self._metrics_server: MetricsServer | None = None
+        self._closing = threading.Lock()
+        self._closed = False
+
+    @property
+    def health(self) -> Health:
+        return self._watchdog.health
+
+    def start(self) -> Addresses:
+        """Open the doors that the settings name. ConfigError where one cannot be opened; then none is open."""
+        self._check_addresses()
+        try:
+            return self._open()
+        except BaseException:
+            self.stop()
+            raise
+
+    def drain(self, grace_s: float | None = None) -> None:
+        """Say NOT_SERVING, refuse new requests, let running ones end within the grace, cut the rest, close.
+
+        ``grace_s``: seconds; absent: the settings'. Returns when all doors are closed. Idempotent: a second
+        caller waits for the first.
+        """
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            self._watchdog.drain()
+            self._frontend.refuse("the server is shutting down and takes no new requests; ask another one")
+            grace_s = self._config.grace_s if grace_s is None else grace_s
+            doors = [door for door in (self._grpc, self._flight) if door is not None]
+            with ThreadPoolExecutor(max_workers=2, thread_name_prefix="jserve-drain") as pool:
+                for closing in [pool.submit(door.stop, grace_s) for door in doors]:
+                    closing.result()
+            self._watchdog.stop()
+            if self._metrics_server is not None:
+                self._metrics_server.close()
+            if self._loop is not None:
+                self._loop.close()
+
+    def stop(self) -> None:
+        """Drain without grace."""
+        self.drain(0.0)
+
+    def run_until_signal(self, *, ready: Callable[[], None] | None = None) -> int:
+        """Serve until SIGTERM or SIGINT, drain, and return the exit status, 0. Main thread only.
+
+        ``ready`` is called once signals are caught. A second signal ends the grace at once, and the process too
+        if the doors are not closed 5 s later; the status is then 128 and the signal's number.
+        """
+        with _signals() as events:
+            if ready is not None:
+                ready()
+            log.warning("%s: draining; a second signal forces", _name(events.get()))
+            drained = self._drain_aside(lambda: events.put(None))
+            second = events.get()
+            if second is None:
+                drained.result()
+                return 0
+            log.warning("%s: the grace ends now", _name(second))
+            self._force()
+            try:
+                last = events.get(timeout=_FORCE_S)
+            except queue.Empty:
+                last = second
+            if last is not None:
+                os._exit(128 + last)
+            return 128 + second
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _check_addresses(self) -> None:
+        config = self._config
+        if not (config.grpc_address or config.flight_address):
+            raise ConfigError("grpc_address and flight_address are both empty; open at least one door")
+        for setting in ("grpc_address", "flight_address", "metrics_address"):
+            if getattr(config, setting):
+                parse_address(getattr(config, setting), setting=setting, insecure=config.insecure)
+
+    def _open(self) -> Addresses:
+        # Each door is imported where it opens: gRPC and Arrow are slow to import.
+        grpc = flight = metrics = None
+        self._loop = LoopThread("jserve-doors")
+        if self._config.metrics_address and self._metrics is not None:
+            self._metrics_server = self._metrics.serve(self._config.metrics_address)
+            metrics = self._metrics_server.address
+        if self._config.flight_address:
+            from jserve.serving.flight.door import FlightDoor
+
+            flight_door = FlightDoor(self._frontend, self._config)
+            flight = flight_door.start()
+            self._flight = flight_door
+        if self._config.grpc_address:
+            from jserve.serving.grpc.server import GrpcDoor
+
+            grpc_door = GrpcDoor(self._frontend, self._config, loop=self._loop)
+            grpc = grpc_door.start()
+            self._grpc = grpc_door
+        self._watchdog.start()
+        return Addresses(grpc=grpc, flight=flight, metrics=metrics)
+
+    def _tell(self, health: Health) -> None:
+        if self._grpc is not None:
+            self._grpc.set_serving(serving=health is Health.SERVING)
+
+    def _drain_aside(self, done: Callable[[], None]) -> Future[None]:
+        """Drain on another thread, so that this one can hear a second signal."""
+        drained: Future[None] = Future()
+
+        def run() -> None:
+            try:
+                self.drain()
+                drained.set_result(None)
+            except BaseException as error:
+                drained.set_exception(error)
+            finally:
+                done()
+
+        threading.Thread(target=run, name="jserve-drain", daemon=True).start()
+        return drained
+
+    def _force(self) -> None:
+        self._frontend.abort_all("the server was told to shut down at once; ask another one")
+        if self._grpc is not None:
+            self._grpc.cut()
+
+
+@contextmanager
+def _signals() -> Iterator[queue.SimpleQueue[int | None]]:
+    """SIGINT and SIGTERM as numbers in a queue, instead of what they did before."""
+    # SimpleQueue.put may be called from a signal handler while the same thread waits in get.
+    caught: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        caught.put(number)
+
+    before = {number: signal.signal(number, handle) for number in _SIGNALS}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _name(number: int | None) -> str:
+    return "stop" if number is None else signal.Signals(number).name
