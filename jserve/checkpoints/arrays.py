@@ -1,0 +1,168 @@
+"""Arrays on disk, as Orbax keeps them: written one batch at a time, restored straight onto their shardings.
+
+What is written is a plain Orbax PyTree checkpoint (OCDBT), readable by any Orbax user. It is not compressed: trained
+weights hardly shrink, and unpacking them doubles the time of a start.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from orbax.checkpoint import type_handlers
+
+from jserve.checkpoints.progress import Progress
+from jserve.checkpoints.tree import flatten, nest, unflatten_like
+from jserve.errors import CheckpointError
+
+__all__ = ["ArrayInfo", "LazyArray", "describe_arrays", "restore_arrays", "write_arrays"]
+
+_BATCH_BYTES = 256 << 20
+"""Host memory that a write holds, beside one leaf. Each batch becomes a file or two."""
+_CHUNK_BYTES = 64 << 20
+"""Largest piece of one array: a device that holds a part of it need not read it all."""
+_IN_FLIGHT_BYTES = 512 << 20
+"""Host memory that a restore holds, or that of the largest leaf where that is more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LazyArray:
+    """An array that is read when it is written."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    read: Callable[[], np.ndarray]
+    """Gives the array: ``shape``, ``dtype``."""
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayInfo:
+    """An array of a checkpoint, by its metadata."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def write_arrays(path: Path, leaves: Mapping[tuple[str, ...], LazyArray], *, progress: Progress) -> None:
+    """Write ``leaves`` as a new Orbax checkpoint at ``path``, reading each only when its turn comes."""
+    tree = nest(leaves)
+    handler = ocp.PyTreeCheckpointHandler(
+        use_ocdbt=True,
+        use_compression=False,
+        type_handler_registry=type_handlers.create_type_handler_registry(
+            (LazyArray, _LazyHandler(progress)), (jax.Array, type_handlers.ArrayHandler())
+        ),
+    )
+    save_args = jax.tree.map(lambda leaf: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES), tree)
+    with ocp.Checkpointer(handler) as checkpointer:
+        checkpointer.save(path.absolute(), args=ocp.args.PyTreeSave(tree, save_args=save_args))
+
+
+def describe_arrays(path: Path) -> dict[tuple[str, ...], ArrayInfo]:
+    """Every array of the Orbax checkpoint at ``path``. Raises CheckpointError where its metadata is damaged."""
+    try:
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            tree = checkpointer.metadata(path.absolute()).item_metadata.tree
+    except (ValueError, OSError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{path} is not a whole Orbax checkpoint: {_first_line(error)}") from error
+    return {
+        leaf_path: ArrayInfo(shape=tuple(leaf.shape), dtype=np.dtype(leaf.dtype))
+        for leaf_path, leaf in flatten(tree).items()
+    }
+
+
+def restore_arrays(path: Path, wanted: Any) -> dict[Any, Any]:
+    """The arrays at ``path``, as ``wanted`` (nested dicts of ShapeDtypeStruct with shardings) asks for them.
+
+    Each goes straight to its devices in the dtype asked for; how the checkpoint was sharded when it was saved does not
+    matter. Leaves without a sharding go to the first device. Raises CheckpointError that lists every leaf that is
+    missing, left over or of another shape, and where the files are damaged.
+    """
+    leaves = flatten(wanted)
+    _compare(path, leaves, describe_arrays(path))
+    first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    asked = {
+        leaf_path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None) or first)
+        for leaf_path, leaf in leaves.items()
+    }
+    largest = max(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in asked.values())
+    handler = ocp.PyTreeCheckpointHandler(
+        handler_impl=ocp.BasePyTreeCheckpointHandler(restore_concurrent_bytes=max(_IN_FLIGHT_BYTES, 3 * largest))
+    )
+    tree = nest(asked)
+    args = ocp.args.PyTreeRestore(item=tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree))
+    try:
+        with ocp.Checkpointer(handler) as checkpointer:
+            restored = jax.block_until_ready(checkpointer.restore(path.absolute(), args=args))
+    except (ValueError, OSError, KeyError) as error:
+        raise CheckpointError(f"cannot restore {path}: {_first_line(error)}") from error
+    return unflatten_like(wanted, flatten(restored))
+
+
+def _compare(path: Path, wanted: Mapping[tuple[str, ...], Any], found: Mapping[tuple[str, ...], ArrayInfo]) -> None:
+    wrong = []
+    for leaf_path, leaf in wanted.items():
+        info = found.get(leaf_path)
+        if info is None:
+            wrong.append(f"{'.'.join(leaf_path)} is missing: wanted {list(leaf.shape)}")
+        elif info.shape != tuple(leaf.shape):
+            wrong.append(f"{'.'.join(leaf_path)}: wanted {list(leaf.shape)}, found {list(info.shape)}")
+    wrong += [f"{'.'.join(p)} {list(found[p].shape)} is not of this model" for p in found if p not in wanted]
+    if wrong:
+        raise CheckpointError("\n  ".join([f"{path} does not fit the model:", *wrong]))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]
+
+
+class _LazyHandler(type_handlers.NumpyHandler):
+    """Writes LazyArrays as Orbax writes numpy arrays, holding a batch of them at a time."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__(deepcopy_host_arrays=False)
+        self._progress = progress
+
+    async def serialize(
+        self,
+        values: Sequence[LazyArray],
+        infos: Sequence[type_handlers.ParamInfo],
+        args: Sequence[ocp.SaveArgs] | None = None,
+    ) -> Sequence[ocp.future.Future]:
+        args = args or [ocp.SaveArgs()] * len(values)
+        batch: list[tuple[np.ndarray, type_handlers.ParamInfo, ocp.SaveArgs]] = []
+        held = 0
+        for lazy, info, arg in zip(values, infos, args, strict=True):
+            if batch and held + lazy.nbytes > _BATCH_BYTES:
+                await self._write(batch)
+                batch, held = [], 0
+            batch.append((lazy.read(), info, arg))
+            held += lazy.nbytes
+            self._progress.advance(lazy.nbytes)
+        if batch:
+            await self._write(batch)
+        return []
+
+    async def _write(self, batch: Sequence[tuple[np.ndarray, type_handlers.ParamInfo, ocp.SaveArgs]]) -> None:
+        arrays, infos, args = (list(column) for column in zip(*batch, strict=True))
+        # Waiting here, and not for all at the end, is what bounds the memory.
+        for future in await super().serialize(arrays, infos, args):
+            future.result()

@@ -1,0 +1,130 @@
+"""Folders on disk that are whole or not there: made aside under a lock, then renamed into place.
+
+Whatever kills the maker, half a folder never carries its final name. The lock is the kernel's and dies with its
+process; the next maker clears away what a dead one left.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import filelock
+
+from jserve.checkpoints.progress import Progress
+from jserve.errors import CheckpointError
+
+__all__ = ["make_new", "make_once"]
+
+T = TypeVar("T")
+
+
+def make_once(final: Path, *, check: Callable[[Path], T], make: Callable[[Path], None], progress: Progress) -> T:
+    """What ``check(final)`` returns, ``final`` being made by ``make`` where it is not there or not whole.
+
+    ``check`` raises CheckpointError for a folder that is damaged. ``make(scratch)`` fills an empty folder, a sibling
+    of ``final``; what it raises passes through and nothing stays behind. Of several processes one makes it, and the
+    others wait. An OSError, such as a full disk, becomes a CheckpointError.
+    """
+    if final.is_dir():
+        try:
+            return check(final)
+        except CheckpointError as error:
+            progress.note(f"{error.message}; making it again")
+    with _only_maker(final, progress):
+        if final.is_dir():
+            try:
+                return check(final)  # Another process made it in the meantime.
+            except CheckpointError:
+                _discard(final)
+        _make(final, make)
+        return check(final)
+
+
+def make_new(final: Path, *, make: Callable[[Path], None], progress: Progress) -> None:
+    """Make ``final`` as ``make_once`` does. Raises CheckpointError where it is there already."""
+    with _only_maker(final, progress):
+        if final.exists() or final.is_symlink():
+            raise CheckpointError(
+                f"{final} is there already; nothing was written", fix="name a folder that does not exist"
+            )
+        _make(final, make)
+
+
+@contextmanager
+def _only_maker(final: Path, progress: Progress) -> Iterator[None]:
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(final.with_name(f".{final.name}.lock"))
+        try:
+            lock.acquire(blocking=False)
+        except filelock.Timeout:
+            progress.note(f"another process is making {final.name}; waiting for it")
+            lock.acquire()
+    except OSError as error:
+        raise _unwritable(final.parent, error) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _make(final: Path, make: Callable[[Path], None]) -> None:
+    """Runs under the lock, so every scratch folder of this name was left by a maker that is dead."""
+    try:
+        for stale in final.parent.glob(f".{_glob_safe(final.name)}.scratch-*"):
+            shutil.rmtree(stale)
+        scratch = final.with_name(f".{final.name}.scratch-{os.getpid()}")
+        scratch.mkdir()
+        try:
+            make(scratch)
+            _sync_tree(scratch)
+            scratch.rename(final)
+        except BaseException:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
+        _sync(final.parent)
+    except OSError as error:
+        raise _unwritable(final, error) from error
+
+
+def _discard(final: Path) -> None:
+    """Remove ``final`` in one step as seen from outside: renamed first, so that no half of it keeps its name."""
+    try:
+        if final.exists():
+            grave = final.with_name(f".{final.name}.scratch-old-{os.getpid()}")
+            final.rename(grave)
+            shutil.rmtree(grave)
+    except OSError as error:
+        raise _unwritable(final, error) from error
+
+
+def _glob_safe(name: str) -> str:
+    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
+
+
+def _sync_tree(folder: Path) -> None:
+    """Hand every file and folder under ``folder`` to the disk, so that the rename cannot outlive the contents."""
+    paths = [folder, *folder.rglob("*")]
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        list(pool.map(_sync, paths))
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _unwritable(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        f"cannot write {path}: {error.strerror or error}",
+        fix="free space there, or point XDG_CACHE_HOME to a folder that can be written",
+    )

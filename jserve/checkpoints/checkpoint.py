@@ -1,0 +1,81 @@
+"""An opened checkpoint: its manifest, tokenizer and template, and the way of its arrays onto a mesh."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jserve.checkpoints.manifest import ARRAYS_FOLDER, TOKENIZER_NAME, Manifest
+from jserve.checkpoints.names import resolve_member
+from jserve.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from flax import nnx
+    from jax.typing import DTypeLike
+
+    from jserve.text.chat_template import ChatTemplate
+    from jserve.text.tokenizer import Tokenizer
+
+__all__ = ["Checkpoint"]
+
+
+class Checkpoint:
+    """A folder with ``jserve.json`` and an Orbax checkpoint in it. Opening it reads the manifest and no arrays."""
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path = path
+        self.manifest = manifest
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer beside the arrays. Raises CheckpointError where there is none or it is damaged."""
+        return self._tokenizer
+
+    def chat_template(self) -> ChatTemplate | None:
+        """The model's own template, or None where it has none."""
+        from jserve.text.chat_template import ChatTemplate
+
+        if self.manifest.chat_template is None:
+            return None
+        tokenizer = self.tokenizer()
+        eos = tokenizer.eos_ids[0] if tokenizer.eos_ids else None
+        return ChatTemplate(
+            self.manifest.chat_template,
+            bos_token=tokenizer.token(tokenizer.bos_id),
+            eos_token=tokenizer.token(eos),
+        )
+
+    def abstract(self, dtype: DTypeLike) -> tuple[nnx.GraphDef[Any], nnx.State]:
+        """The module's graph and its parameters as ShapeDtypeStructs of ``dtype``. Nothing is read."""
+        from jserve.models.registry import build_abstract, family
+
+        kind = family(self.manifest.family)
+        return build_abstract(kind, kind.config_type.from_dict(self.manifest.config), dtype)
+
+    def restore(self, abstract: Any) -> dict[Any, Any]:
+        """Parameters as a pure dict of ``jax.Array``, each straight onto its sharding and in its dtype.
+
+        ``abstract`` is a pure dict or ``nnx.State`` of ShapeDtypeStructs with shardings; those without one go to the
+        first device. Raises CheckpointError that lists every parameter missing, left over or of another shape.
+        """
+        from jserve.checkpoints.arrays import restore_arrays
+
+        return restore_arrays(self.path / ARRAYS_FOLDER, abstract)
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        from jserve.text.tokenizer import Tokenizer
+
+        path = resolve_member(self.path, TOKENIZER_NAME)
+        try:
+            return Tokenizer.from_json(
+                path.read_text(encoding="utf-8"),
+                eos_ids=self.manifest.eos_ids,
+                bos_id=self.manifest.bos_id,
+                add_bos=self.manifest.add_bos,
+            )
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"cannot read the tokenizer {path}: {error}",
+                fix=f"delete {self.path} and convert it again from {self.manifest.source}",
+            ) from None

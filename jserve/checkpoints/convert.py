@@ -1,0 +1,85 @@
+"""A source -> an Orbax checkpoint with its manifest and tokenizer beside the arrays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jserve.checkpoints.arrays import write_arrays
+from jserve.checkpoints.cache import make_new
+from jserve.checkpoints.digests import file_records
+from jserve.checkpoints.fetch import LocalFile, fetch
+from jserve.checkpoints.gguf.file import GgufFile
+from jserve.checkpoints.gguf.model import GgufModel, load_model
+from jserve.checkpoints.manifest import ARRAYS_FOLDER, MANIFEST_NAME, TOKENIZER_NAME, Manifest
+from jserve.checkpoints.progress import SILENT, Progress
+from jserve.checkpoints.uri import parse_source
+from jserve.errors import CheckpointError, UnsupportedModel
+from jserve.text.from_gguf import tokenizer_from_gguf
+from jserve.text.tokenizer import Tokenizer
+
+__all__ = ["convert", "write_checkpoint"]
+
+
+def convert(src: str, dst: Path, *, progress: Progress | None = None) -> None:
+    """Convert the MODEL ``src`` to the new folder ``dst``, which appears only when it is whole.
+
+    Raises CheckpointError where ``dst`` exists, and for sources that are damaged; SourceError and UnsupportedModel
+    (both CheckpointErrors) for ones that cannot be had and that are not built.
+    """
+    progress = progress or SILENT
+    found = fetch(parse_source(src), progress=progress)
+    if not isinstance(found, LocalFile):
+        raise UnsupportedModel(f"{src} is an Orbax checkpoint already", fix=f"serve it as it is: jserve serve {src}")
+    dst = dst.absolute()
+    make_new(dst, make=lambda scratch: write_checkpoint(found, src, scratch, progress=progress), progress=progress)
+
+
+def write_checkpoint(found: LocalFile, source: str, folder: Path, *, progress: Progress) -> None:
+    """Convert the GGUF file ``found`` into the empty ``folder``. ``source`` is written into the manifest."""
+    with GgufFile(found.path) as file:
+        model = load_model(file)
+        try:
+            tokenizer = tokenizer_from_gguf(file.metadata)
+        except CheckpointError as error:
+            error.message = f"{found.path}: {error.message}"
+            error.args = (error.message,)
+            raise
+        _check_vocabulary(found.path, model, tokenizer)
+        progress.start(f"convert {found.path.name}", sum(leaf.nbytes for leaf in model.leaves.values()), "B")
+        try:
+            write_arrays(folder / ARRAYS_FOLDER, model.leaves, progress=progress)
+        finally:
+            progress.done()
+    (folder / TOKENIZER_NAME).write_text(tokenizer.to_json(), encoding="utf-8")
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    manifest = Manifest(
+        name=found.path.name.removesuffix(".gguf"),
+        family=model.family,
+        config=model.config.to_dict(),
+        dtype=_main_dtype(model),
+        chat_template=model.chat_template,
+        generation=model.generation,
+        eos_ids=list(tokenizer.eos_ids),
+        bos_id=tokenizer.bos_id,
+        add_bos=tokenizer.add_bos,
+        source=source,
+        source_sha256=found.sha256,
+        files=file_records(folder, names),
+    )
+    (folder / MANIFEST_NAME).write_bytes(manifest.to_json())
+
+
+def _check_vocabulary(path: Path, model: GgufModel, tokenizer: Tokenizer) -> None:
+    if tokenizer.vocab_size > model.config.vocab_size:
+        raise CheckpointError(
+            f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, and the embedding table "
+            f"{model.config.vocab_size} rows"
+        )
+
+
+def _main_dtype(model: GgufModel) -> str:
+    """The type that most bytes of the arrays have."""
+    sizes: dict[str, int] = {}
+    for leaf in model.leaves.values():
+        sizes[leaf.dtype.name] = sizes.get(leaf.dtype.name, 0) + leaf.nbytes
+    return max(sizes, key=sizes.__getitem__)

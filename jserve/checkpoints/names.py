@@ -1,0 +1,57 @@
+"""Names that come from outside: which ones may be followed.
+
+Every check here looks at the name alone, before the disk is asked, so that a refusal is the same whether or not the
+thing is there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+
+from jserve.errors import SourceError
+
+__all__ = ["PICKLES", "member_path", "refuse_pickle", "resolve_member"]
+
+PICKLES = frozenset({".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pth"})
+"""Suffixes of files that run code when they are loaded."""
+
+
+def refuse_pickle(name: str) -> None:
+    """Raise SourceError where ``name`` ends as pickles do."""
+    suffix = PurePosixPath(name).suffix.lower()
+    if suffix in PICKLES:
+        raise SourceError(
+            f"{name} is a pickle by its name ({suffix}); pickles run code when they are loaded and are never read",
+            fix="take the model as GGUF or Orbax",
+        )
+
+
+def member_path(name: str, *, of: str) -> PurePosixPath:
+    """``name`` as a path that stays inside ``of`` (a wheel, a repository, a checkpoint's folder).
+
+    Raises SourceError for absolute names, drive letters, backslashes, control characters, empty, "." and ".."
+    parts, and for pickles.
+    """
+    parts = name.split("/")
+    unsafe = any(part in ("", ".", "..") for part in parts) or any(c in "\\:" or ord(c) < 32 for c in name)
+    if unsafe:
+        raise SourceError(f"{name!r} is not a name inside {of}: names are relative, with / and without . and .. parts")
+    refuse_pickle(name)
+    return PurePosixPath(*parts)
+
+
+def resolve_member(folder: Path, name: str) -> Path:
+    """The file ``name`` of a checkpoint's ``folder``; it need not exist. Links may not lead out of the folder.
+
+    A folder of the Hub's cache (``snapshots/<revision>``) links its files to ``blobs`` two levels up; such links work.
+    """
+    path = folder.joinpath(member_path(name, of=str(folder)))
+    real, home = path.resolve(), folder.resolve()
+    roots = [home]
+    if home.parent.name == "snapshots":
+        roots.append(home.parent.parent / "blobs")
+    if not any(real.is_relative_to(root) for root in roots):
+        raise SourceError(
+            f"{path} is a link that leads out of the checkpoint's folder", fix="copy the file itself there"
+        )
+    return path
