@@ -21,7 +21,7 @@ from jserve.checkpoints.progress import Progress
 from jserve.checkpoints.tree import flatten, nest, unflatten_like
 from jserve.errors import CheckpointError
 
-__all__ = ["ArrayInfo", "LazyArray", "describe_arrays", "restore_arrays", "write_arrays"]
+__all__ = ["ArrayInfo", "LazyArray", "compare_arrays", "describe_arrays", "restore_arrays", "write_arrays"]
 
 _BATCH_BYTES = 256 << 20
 """Host memory that a write holds, beside one leaf. Each batch becomes a file or two."""
@@ -97,7 +97,7 @@ def restore_arrays(path: Path, wanted: Any) -> dict[Any, Any]:
     missing, left over or of another shape, and where the files are damaged.
     """
     leaves = flatten(wanted)
-    _compare(path, leaves, describe_arrays(path))
+    compare_arrays(path, leaves, describe_arrays(path))
     first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     asked = {
         leaf_path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None) or first)
@@ -117,7 +117,10 @@ def restore_arrays(path: Path, wanted: Any) -> dict[Any, Any]:
     return unflatten_like(wanted, flatten(restored))
 
 
-def _compare(path: Path, wanted: Mapping[tuple[str, ...], Any], found: Mapping[tuple[str, ...], ArrayInfo]) -> None:
+def compare_arrays(
+    path: Path, wanted: Mapping[tuple[str, ...], Any], found: Mapping[tuple[str, ...], ArrayInfo]
+) -> None:
+    """Raise CheckpointError that lists every difference in names and shapes between a model and its arrays."""
     wrong = []
     for leaf_path, leaf in wanted.items():
         info = found.get(leaf_path)

@@ -78,7 +78,7 @@ def _make(final: Path, make: Callable[[Path], None]) -> None:
     """Runs under the lock, so every scratch folder of this name was left by a maker that is dead."""
     try:
         for stale in final.parent.glob(f".{_glob_safe(final.name)}.scratch-*"):
-            shutil.rmtree(stale)
+            shutil.rmtree(stale, ignore_errors=True)
         scratch = final.with_name(f".{final.name}.scratch-{os.getpid()}")
         scratch.mkdir()
         try:

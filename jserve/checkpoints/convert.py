@@ -13,9 +13,7 @@ from jserve.checkpoints.gguf.model import GgufModel, load_model
 from jserve.checkpoints.manifest import ARRAYS_FOLDER, MANIFEST_NAME, TOKENIZER_NAME, Manifest
 from jserve.checkpoints.progress import SILENT, Progress
 from jserve.checkpoints.uri import parse_source
-from jserve.errors import CheckpointError, UnsupportedModel
-from jserve.text.from_gguf import tokenizer_from_gguf
-from jserve.text.tokenizer import Tokenizer
+from jserve.errors import UnsupportedModel
 
 __all__ = ["convert", "write_checkpoint"]
 
@@ -38,19 +36,12 @@ def write_checkpoint(found: LocalFile, source: str, folder: Path, *, progress: P
     """Convert the GGUF file ``found`` into the empty ``folder``. ``source`` is written into the manifest."""
     with GgufFile(found.path) as file:
         model = load_model(file)
-        try:
-            tokenizer = tokenizer_from_gguf(file.metadata)
-        except CheckpointError as error:
-            error.message = f"{found.path}: {error.message}"
-            error.args = (error.message,)
-            raise
-        _check_vocabulary(found.path, model, tokenizer)
         progress.start(f"convert {found.path.name}", sum(leaf.nbytes for leaf in model.leaves.values()), "B")
         try:
             write_arrays(folder / ARRAYS_FOLDER, model.leaves, progress=progress)
         finally:
             progress.done()
-    (folder / TOKENIZER_NAME).write_text(tokenizer.to_json(), encoding="utf-8")
+    (folder / TOKENIZER_NAME).write_text(model.tokenizer.to_json(), encoding="utf-8")
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     manifest = Manifest(
         name=found.path.name.removesuffix(".gguf"),
@@ -59,22 +50,14 @@ def write_checkpoint(found: LocalFile, source: str, folder: Path, *, progress: P
         dtype=_main_dtype(model),
         chat_template=model.chat_template,
         generation=model.generation,
-        eos_ids=list(tokenizer.eos_ids),
-        bos_id=tokenizer.bos_id,
-        add_bos=tokenizer.add_bos,
+        eos_ids=list(model.tokenizer.eos_ids),
+        bos_id=model.tokenizer.bos_id,
+        add_bos=model.tokenizer.add_bos,
         source=source,
         source_sha256=found.sha256,
         files=file_records(folder, names),
     )
     (folder / MANIFEST_NAME).write_bytes(manifest.to_json())
-
-
-def _check_vocabulary(path: Path, model: GgufModel, tokenizer: Tokenizer) -> None:
-    if tokenizer.vocab_size > model.config.vocab_size:
-        raise CheckpointError(
-            f"{path}: the tokenizer has {tokenizer.vocab_size} tokens, and the embedding table "
-            f"{model.config.vocab_size} rows"
-        )
 
 
 def _main_dtype(model: GgufModel) -> str:

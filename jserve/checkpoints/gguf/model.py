@@ -18,6 +18,9 @@ from jserve.checkpoints.gguf.llama import Entry
 from jserve.checkpoints.gguf.tensors import READABLE, read_tensor, stored_dtype
 from jserve.checkpoints.tree import flatten
 from jserve.errors import CheckpointError, UnsupportedModel
+from jserve.models.registry import build_abstract, family
+from jserve.text.from_gguf import tokenizer_from_gguf
+from jserve.text.tokenizer import Tokenizer
 
 __all__ = ["Architecture", "GgufModel", "architecture", "load_model"]
 
@@ -60,7 +63,9 @@ class GgufModel:
     config: Any
     leaves: dict[tuple[str, ...], LazyArray]
     """Parameters by their path. Reading one raises CheckpointError where values are not finite."""
+    tokenizer: Tokenizer
     generation: dict[str, float]
+    """Sampling defaults that the file names."""
     chat_template: str | None
 
 
@@ -85,10 +90,13 @@ def load_model(file: GgufFile) -> GgufModel:
     Raises UnsupportedModel for what is not built, and CheckpointError that lists every parameter whose tensor is
     missing or has another shape, and every tensor that is left over.
     """
-    from jserve.models.registry import build_abstract, family
-
     kind = architecture(file)
     config = kind.config(file)
+    tokenizer = _tokenizer(file)
+    if tokenizer.vocab_size > config.vocab_size:
+        raise CheckpointError(
+            f"{file.path}: {tokenizer.vocab_size} tokens do not fit the embedding table of {config.vocab_size} rows"
+        )
     _, state = build_abstract(family(kind.family), config, np.dtype(np.float32))
     leaves = _plan(file, kind, {path: leaf.shape for path, leaf in flatten(state).items()})
     template = file.metadata.get("tokenizer.chat_template")
@@ -96,9 +104,17 @@ def load_model(file: GgufFile) -> GgufModel:
         family=kind.family,
         config=config,
         leaves=leaves,
+        tokenizer=tokenizer,
         generation=_generation(file.metadata),
         chat_template=template if isinstance(template, str) else None,
     )
+
+
+def _tokenizer(file: GgufFile) -> Tokenizer:
+    try:
+        return tokenizer_from_gguf(file.metadata)
+    except CheckpointError as error:
+        raise type(error)(f"{file.path}: {error.message}", fix=error.fix) from None
 
 
 def _plan(

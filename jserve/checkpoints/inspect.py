@@ -1,0 +1,212 @@
+"""What a checkpoint holds, and the line that serves it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jserve.checkpoints.arrays import ArrayInfo, compare_arrays, describe_arrays
+from jserve.checkpoints.checkpoint import Checkpoint
+from jserve.checkpoints.digests import file_record, file_records
+from jserve.checkpoints.fetch import LocalFile, LocalFolder, fetch
+from jserve.checkpoints.gguf.file import GgufFile
+from jserve.checkpoints.gguf.model import load_model
+from jserve.checkpoints.manifest import ARRAYS_FOLDER, MANIFEST_NAME, TOKENIZER_NAME, Manifest, read_manifest
+from jserve.checkpoints.progress import SILENT, Progress
+from jserve.checkpoints.tree import flatten
+from jserve.checkpoints.uri import parse_source
+from jserve.errors import CheckpointError
+from jserve.text.tokenizer import Tokenizer
+
+__all__ = ["ArrayReport", "InspectReport", "inspect"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayReport:
+    """One parameter."""
+
+    name: str
+    shape: list[int]
+    dtype: str
+    nbytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectReport:
+    """Plain values all through, so that ``dataclasses.asdict`` of it is JSON. ``str`` of it is for reading."""
+
+    name: str
+    model: str
+    """As it was asked for."""
+    path: str
+    layout: str
+    family: str
+    config: dict[str, Any]
+    parameters: int
+    nbytes: int
+    """Of all arrays, as they are stored (GGUF: as they will be)."""
+    arrays: list[ArrayReport]
+    vocab_size: int | None
+    """Tokens of the tokenizer; None where there is none."""
+    eos_ids: list[int]
+    bos_id: int | None
+    add_bos: bool
+    chat_template: bool
+    generation: dict[str, float]
+    source: str
+    digests: str
+    """What is known of the files' contents."""
+    serve: str
+    """The command that serves it."""
+
+    def __str__(self) -> str:
+        tokenizer = "missing" if self.vocab_size is None else f"{self.vocab_size} tokens, EOS {self.eos_ids}"
+        bos = "no BOS" if self.bos_id is None else f"BOS {self.bos_id} ({'' if self.add_bos else 'not '}added)"
+        rows = {
+            "layout": self.layout,
+            "path": self.path,
+            "source": self.source,
+            "family": self.family,
+            "config": ", ".join(f"{key} {value}" for key, value in self.config.items()),
+            "parameters": f"{self.parameters:,} in {len(self.arrays)} arrays, {self.nbytes / 1e6:,.1f} MB",
+            "tokenizer": tokenizer if self.vocab_size is None else f"{tokenizer}, {bos}",
+            "chat template": "there" if self.chat_template else "missing",
+            "defaults": ", ".join(f"{key} {value}" for key, value in self.generation.items()) or "none",
+            "digests": self.digests,
+        }
+        lines = [self.name, *(f"  {key:<14} {value}" for key, value in rows.items()), "  arrays"]
+        return "\n".join([*lines, *_tree(self.arrays), "", self.serve])
+
+
+def inspect(model: str, *, check: bool = False, progress: Progress | None = None) -> InspectReport:
+    """Describe the MODEL ``model`` without converting it; a URI is fetched first.
+
+    ``check`` reads every byte: digests against the manifest, and values for being finite. Raises CheckpointError
+    that names what is damaged, SourceError and UnsupportedModel.
+    """
+    progress = progress or SILENT
+    found = fetch(parse_source(model), progress=progress)
+    serve = shlex.join(["jserve", "serve", model])
+    if isinstance(found, LocalFolder):
+        return _orbax(found.path, model, serve, check=check, progress=progress)
+    return _gguf(found, model, serve, check=check, progress=progress)
+
+
+def _orbax(path: Path, model: str, serve: str, *, check: bool, progress: Progress) -> InspectReport:
+    manifest = read_manifest(path)
+    if check:
+        _check_digests(path, manifest, progress)
+    checkpoint = Checkpoint(path, manifest)
+    arrays = describe_arrays(path / ARRAYS_FOLDER)
+    compare_arrays(path / ARRAYS_FOLDER, flatten(checkpoint.abstract("float32")[1]), arrays)
+    tokenizer = checkpoint.tokenizer() if TOKENIZER_NAME in manifest.files else None
+    total = sum(record.size for record in manifest.files.values())
+    checked = f"all {len(manifest.files)} files ({total / 1e6:,.1f} MB) match"
+    return InspectReport(
+        name=manifest.name,
+        layout=f"Orbax checkpoint (OCDBT) with {MANIFEST_NAME}",
+        source=manifest.source,
+        config=manifest.config,
+        chat_template=manifest.chat_template is not None,
+        generation=manifest.generation,
+        digests=checked if check else "not checked; sizes match (--check reads every byte)",
+        **_common(model, path, serve, manifest.family, arrays, tokenizer),
+    )
+
+
+def _gguf(found: LocalFile, model: str, serve: str, *, check: bool, progress: Progress) -> InspectReport:
+    with GgufFile(found.path) as file:
+        plan = load_model(file)
+        if check:
+            _check_values(found, plan.leaves, progress)
+        kinds = sorted({tensor.kind.name for tensor in file.tensors.values()})
+    arrays = {path: ArrayInfo(shape=leaf.shape, dtype=leaf.dtype) for path, leaf in plan.leaves.items()}
+    return InspectReport(
+        name=found.path.name.removesuffix(".gguf"),
+        layout=f"GGUF file ({', '.join(kinds)})",
+        source=model,
+        config=plan.config.to_dict(),
+        chat_template=plan.chat_template is not None,
+        generation=plan.generation,
+        digests=f"sha256 {found.sha256}" + (", all values finite" if check else ""),
+        **_common(model, found.path, serve, plan.family, arrays, plan.tokenizer),
+    )
+
+
+def _common(
+    model: str,
+    path: Path,
+    serve: str,
+    family: str,
+    arrays: Mapping[tuple[str, ...], ArrayInfo],
+    tokenizer: Tokenizer | None,
+) -> dict[str, Any]:
+    listed = [
+        ArrayReport(name=".".join(name), shape=list(a.shape), dtype=a.dtype.name, nbytes=a.nbytes)
+        for name, a in sorted(arrays.items(), key=lambda item: _order(item[0]))
+    ]
+    return {
+        "model": model,
+        "path": str(path),
+        "serve": serve,
+        "family": family,
+        "arrays": listed,
+        "parameters": sum(a.nbytes // a.dtype.itemsize for a in arrays.values()),
+        "nbytes": sum(a.nbytes for a in arrays.values()),
+        "vocab_size": None if tokenizer is None else tokenizer.vocab_size,
+        "eos_ids": [] if tokenizer is None else list(tokenizer.eos_ids),
+        "bos_id": None if tokenizer is None else tokenizer.bos_id,
+        "add_bos": tokenizer is not None and tokenizer.add_bos,
+    }
+
+
+def _order(path: tuple[str, ...]) -> list[tuple[int, str]]:
+    """Layer 10 comes after layer 9."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in path]
+
+
+def _check_digests(path: Path, manifest: Manifest, progress: Progress) -> None:
+    progress.start("check digests", None, "B")
+    try:
+        found = file_records(path, manifest.files)
+    finally:
+        progress.done()
+    damaged = [str(path / name) for name, record in manifest.files.items() if found[name].sha256 != record.sha256]
+    if damaged:
+        raise CheckpointError(
+            f"the contents of {', '.join(damaged)} are not those that {path / MANIFEST_NAME} names",
+            fix=f"delete {path} and convert it again from {manifest.source}",
+        )
+
+
+def _check_values(found: LocalFile, leaves: Mapping[tuple[str, ...], Any], progress: Progress) -> None:
+    if file_record(found.path).sha256 != found.sha256:
+        raise CheckpointError(f"{found.path} is not what was fetched", fix=f"delete {found.path.parent}")
+    progress.start("check values", sum(leaf.nbytes for leaf in leaves.values()), "B")
+    try:
+        for leaf in leaves.values():
+            leaf.read()
+            progress.advance(leaf.nbytes)
+    finally:
+        progress.done()
+
+
+def _tree(arrays: list[ArrayReport]) -> list[str]:
+    """One line an array; layers that are alike share one."""
+    groups: dict[tuple[str, str, str], list[int]] = {}
+    for array in arrays:
+        layer = re.search(r"\.(\d+)\.", array.name)
+        name = array.name if layer is None else array.name.replace(layer[0], ".{}.", 1)
+        key = (name, array.dtype, str(array.shape))
+        groups.setdefault(key, []).extend([] if layer is None else [int(layer[1])])
+    lines = []
+    width = max(len(name) for name, _, _ in groups) + 8
+    for (name, dtype, shape), layers in groups.items():
+        span = "" if not layers else str(layers[0]) if len(layers) == 1 else f"{layers[0]}-{layers[-1]}"
+        shown = name.replace("{}", span)
+        lines.append(f"    {shown:<{width}} {dtype} {shape}")
+    return lines
