@@ -9,3 +9,7 @@ import jax
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--require-aot", action="store_true", help="fail, not skip, where the aot extra is missing")

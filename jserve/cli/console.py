@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
 
-    from jserve.engine.executor import CompileProgress
-
 __all__ = ["ConsoleProgress", "rows", "say"]
 
 _QUIET_S = 5.0
@@ -32,14 +30,19 @@ def rows(pairs: Sequence[tuple[str, str]], *, indent: str = "  ") -> str:
 
 
 class ConsoleProgress:
-    """Draws ``jserve.checkpoints.progress.Progress`` and the engine's compile progress. A context manager."""
+    """Draws ``jserve.checkpoints.progress.Progress``. A context manager.
+
+    One line a task, ``compile 7/23, 48 s left (5 from the cache)``: beside a bar on a terminal, else anew every
+    few seconds. A note on the task under way stands in the parentheses; any other is a line of its own.
+    """
 
     def __init__(self) -> None:
         self._bars: Bars | None = None
-        self._task, self._unit = "", ""
+        self._task: str | None = None
+        self._unit = ""
         self._total: int | None = None
         self._count = 0
-        self._detail = ""
+        self._remark = ""
         self._begun = self._spoken = 0.0
 
     def __enter__(self) -> ConsoleProgress:
@@ -52,67 +55,64 @@ class ConsoleProgress:
 
     def start(self, task: str, total: int | None, unit: str) -> None:
         self._close()
-        self._task, self._total, self._unit, self._count, self._detail = task, total, unit, 0, ""
+        self._task, self._total, self._unit = task, total, unit
+        self._count, self._remark = 0, ""
         self._begun = self._spoken = time.monotonic()
         if sys.stderr.isatty():
-            self._draw(total)
+            self._draw()
         else:
             say(f"{task} ...")
 
     def advance(self, n: int) -> None:
         self._count += n
-        self._show(self._amount())
+        self._show()
 
     def note(self, message: str) -> None:
-        if self._bars is not None:
-            self._bars.console.print(message, highlight=False, markup=False)
-        else:
+        if self._task is None:
             say(message)
-
-    def compiled(self, update: CompileProgress) -> None:
-        """Programs of the engine that are ready to run: ``compile 7/23, 48 s left (5 from the cache)``."""
-        if self._task != "compile":
-            self.start("compile", update.total, "programs")
-        self._count = update.done
-        left = f", {update.seconds_left:.0f} s left" if update.done < update.total else ""
-        stored = f" ({update.stored} from the cache)" if update.stored else ""
-        self._detail = f"{update.done}/{update.total}{left}{stored}"
-        self._show(self._detail)
+        else:
+            self._remark = f" ({message})"
+            self._show()
 
     def done(self) -> None:
-        if not self._task:
+        if self._task is None:
             return
-        took = time.monotonic() - self._begun
-        line = f"{self._task} {self._detail or self._amount()} in {took:.1f} s"
+        line = f"{self._task} {self._amount()} in {time.monotonic() - self._begun:.1f} s{self._remark}"
         self._close()
         say(line)
-        self._task = ""
 
-    def _show(self, detail: str) -> None:
+    def _show(self) -> None:
         now = time.monotonic()
         if self._bars is not None:
-            self._bars.update(self._bars.task_ids[0], completed=self._count, detail=detail)
+            self._bars.update(self._bars.task_ids[0], completed=self._count, detail=self._detail(now))
         elif now - self._spoken >= _QUIET_S:
             self._spoken = now
-            say(f"{self._task} {detail}")
+            say(f"{self._task} {self._detail(now)}")
+
+    def _detail(self, now: float) -> str:
+        left = ""
+        if self._total is not None and 0 < self._count < self._total:
+            seconds = (now - self._begun) / self._count * (self._total - self._count)
+            left = f", {seconds:.0f} s left"
+        return f"{self._amount()}{left}{self._remark}"
 
     def _amount(self) -> str:
         if self._unit == "B":
             whole = "" if self._total is None else f"/{self._total / 1e6:.1f}"
             return f"{self._count / 1e6:.1f}{whole} MB"
-        whole = "" if self._total is None else f"/{self._total}"
-        return f"{self._count}{whole} {self._unit}".rstrip()
+        return f"{self._count} {self._unit}" if self._total is None else f"{self._count}/{self._total}"
 
-    def _draw(self, total: int | None) -> None:
+    def _draw(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, Progress, TextColumn
 
-        columns = ("{task.description}", BarColumn(), TextColumn("{task.fields[detail]}"), TimeElapsedColumn())
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[detail]}", markup=False))
         self._bars = Progress(*columns, console=Console(stderr=True), transient=True)
-        self._bars.add_task(self._task, total=total, detail="")
+        self._bars.add_task(self._task or "", total=self._total, detail="")
         self._bars.start()
 
     def _close(self) -> None:
+        self._task = None
         if self._bars is not None:
             self._bars.stop()
             self._bars = None

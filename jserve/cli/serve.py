@@ -15,6 +15,7 @@ from jserve.config import ServeConfig
 
 if TYPE_CHECKING:
     from jserve.request import ServedModel
+    from jserve.serving.server import Addresses
 
 __all__ = ["run"]
 
@@ -37,38 +38,38 @@ def run(arguments: list[str]) -> int:
     with ConsoleProgress() as progress:
         loaded = load(config, progress=progress)
     try:
-        server = Server(config=config, frontend=loaded.frontend, engine=loaded.engine, metrics=loaded.metrics)
+        server = Server(config, loaded.frontend, loaded.engine, loaded.metrics)
         doors = server.start()
-        took = time.monotonic() - begun
-        if options.json:
-            ready = {"event": "ready", "model": asdict(loaded.served), "addresses": asdict(doors), "seconds": took}
-            print(json.dumps(ready), flush=True)
-        say(f"ready after {took:.1f} s\n" + rows(describe(loaded.served, asdict(doors), config)))
-        server.run_until_signal()
+
+        def announce() -> None:
+            took = time.monotonic() - begun
+            if options.json:
+                facts = {"model": asdict(loaded.served), "addresses": asdict(doors), "seconds": round(took, 3)}
+                print(json.dumps({"event": "ready"} | facts), flush=True)
+            say(f"ready after {took:.1f} s\n" + rows(describe(loaded.served, doors, config)))
+
+        status = server.run_until_signal(ready=announce)
     finally:
         loaded.close()
     say("stopped")
-    return 0
+    return status
 
 
-def describe(served: ServedModel, doors: dict[str, str | None], config: ServeConfig) -> list[tuple[str, str]]:
+def describe(served: ServedModel, doors: Addresses, config: ServeConfig) -> list[tuple[str, str]]:
     """What is served and where, and lines to paste that ask it something."""
     tokens = served.num_pages * served.page_size
-    longest = served.max_model_len
+    fit = max(1, min(tokens // served.max_model_len, config.max_num_seqs))
     table = [
-        ("model", f"{served.name} ({served.family}), {served.dtype}, {served.mesh}, settings {digest(config)}"),
-        (
-            "cache",
-            f"{served.num_pages} pages of {served.page_size} = {tokens} tokens: about "
-            f"{max(1, tokens // longest)} sequences at {longest} tokens, {config.max_num_seqs} at most",
-        ),
+        ("model", f"{served.name} ({served.family}), {served.dtype}, {served.mesh}; settings {digest(config)}"),
+        ("cache", f"{served.num_pages} pages of {served.page_size} = {tokens} tokens"),
+        ("room", f"about {fit} sequences at {served.max_model_len} tokens; {config.max_num_seqs} at once at most"),
     ]
-    table += [(name, address) for name, address in doors.items() if address]
-    if doors.get("grpc"):
+    table += [(door, address) for door, address in asdict(doors).items() if address]
+    if doors.grpc is not None:
         table += [
-            ("shell", f'jserve generate --address {doors["grpc"]} "What is gravity?"'),
+            ("shell", f'jserve generate --address {doors.grpc} "What is gravity?"'),
             ("python", "from jserve.client import Client"),
-            ("", f'for delta in Client("{doors["grpc"]}").generate("Gravity is"): print(delta.text, end="")'),
+            ("", f'for delta in Client("{doors.grpc}").generate("Gravity is"): print(delta.text, end="")'),
         ]
     return table
 

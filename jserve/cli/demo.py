@@ -1,0 +1,131 @@
+"""`jserve demo`: the whole way once: fetch, convert, serve, ask over gRPC, ask over Flight, stop."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+from jserve.cli.console import ConsoleProgress, rows, say
+from jserve.cli.options import Flag, parse
+from jserve.config import ServeConfig, cache_dir
+from jserve.request import Delta, SamplingParams
+
+__all__ = ["run"]
+
+QUESTION = "What is gravity? Answer in one sentence."
+PARAMS = SamplingParams(temperature=0.0, max_tokens=96)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Serve the default model for a moment and ask it one question, over gRPC and over Arrow Flight."""
+
+    json: Flag = False
+    """Print one JSON object with both answers and their times, instead of streaming them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One streamed answer as its client saw it. Seconds; tokens a second after the first message."""
+
+    door: str
+    text: str
+    tokens: int
+    ttft_s: float
+    tokens_per_s: float
+    first_token_at: float
+    """Monotonic seconds."""
+
+
+def run(arguments: list[str]) -> int:
+    begun = time.monotonic()
+    options = parse(Options, arguments, prog="jserve demo", usage="jserve demo [--json]")
+    from jserve.client import Client, FlightClient
+    from jserve.llm import load
+    from jserve.serving.server import Server
+
+    config = _config()
+    with ConsoleProgress() as progress:
+        loaded = load(config, progress=progress)
+    try:
+        with Server(config, loaded.frontend, loaded.engine, loaded.metrics) as server:
+            doors = server.start()
+            if doors.grpc is None or doors.flight is None:
+                raise RuntimeError("the demo opens both doors")
+            say(f"{loaded.served.name} is served after {time.monotonic() - begun:.1f} s\n\n{QUESTION}")
+            prompt = [{"role": "user", "content": QUESTION}]
+            with Client(doors.grpc) as client:
+                first = _ask("gRPC", doors.grpc, client.generate(prompt, PARAMS), echo=not options.json)
+            with FlightClient(doors.flight) as flight:
+                second = _ask("Flight", doors.flight, flight.generate(prompt, PARAMS), echo=not options.json)
+    finally:
+        loaded.close()
+    if options.json:
+        print(json.dumps({"answers": [asdict(first), asdict(second)], "cache": str(cache_dir())}))
+    say(
+        rows(
+            [
+                ("first token", f"{first.first_token_at - begun:.1f} s after the start of the program"),
+                *((answer.door, _timing(answer)) for answer in (first, second)),
+                ("kept in", f"{cache_dir()} (download, Orbax checkpoint, compiled programs)"),
+                ("next", "jserve serve, then in another terminal: jserve generate 'Tell me a story.'"),
+            ]
+        )
+    )
+    return 0
+
+
+def _ask(door: str, address: str, deltas: Iterator[Delta], *, echo: bool) -> Answer:
+    say(f"\nover {door}, {address}:")
+    sent = time.monotonic()
+    text, arrivals = "", []
+    for delta in deltas:
+        if delta.token_ids:
+            arrivals.append((time.monotonic(), len(delta.token_ids)))
+        text += delta.text
+        if echo:
+            sys.stdout.write(delta.text)
+            sys.stdout.flush()
+    if echo:
+        sys.stdout.write("\n")
+    begun, ended = arrivals[0][0], arrivals[-1][0]
+    later = sum(count for _, count in arrivals[1:])
+    return Answer(
+        door=door,
+        text=text,
+        tokens=sum(count for _, count in arrivals),
+        ttft_s=begun - sent,
+        tokens_per_s=later / (ended - begun) if later else 0.0,
+        first_token_at=begun,
+    )
+
+
+def _timing(answer: Answer) -> str:
+    return (
+        f"{answer.tokens} tokens, the first after {1e3 * answer.ttft_s:.0f} ms, then {answer.tokens_per_s:.0f} a second"
+    )
+
+
+def _config() -> ServeConfig:
+    """The default server's settings, on free ports where the default ones are taken."""
+    config = ServeConfig()
+    doors = (config.grpc_address, config.flight_address, config.metrics_address)
+    if all(_is_free(address) for address in doors):
+        return config
+    free = "127.0.0.1:0"
+    return ServeConfig(grpc_address=free, flight_address=free, metrics_address=free)
+
+
+def _is_free(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, int(port)))
+        except OSError:
+            return False
+    return True
