@@ -161,6 +161,11 @@ class Frontend:
             raise NotFound(f"model {name!r} is not served here; served is {self.model.name!r}")
 
     @property
+    def max_prompt_bytes(self) -> int:
+        """No longer text can fit, so a door may refuse it before it copies it; 0 where there is no tokenizer."""
+        return self._max_prompt_bytes
+
+    @property
     def live(self) -> int:
         """Requests that are prepared, wait or run, and are not cancelled."""
         with self._lock:

@@ -164,7 +164,7 @@ class Server:
         if self._config.flight_address:
             from jserve.serving.flight.door import FlightDoor
 
-            flight_door = FlightDoor(self._frontend, self._config)
+            flight_door = FlightDoor(self._frontend, self._config, loop=self._loop, health=lambda: self.health)
             flight = flight_door.start()
             self._flight = flight_door
         if self._config.grpc_address:
@@ -198,8 +198,9 @@ class Server:
 
     def _force(self) -> None:
         self._frontend.abort_all("the server was told to shut down at once; ask another one")
-        if self._grpc is not None:
-            self._grpc.cut()
+        for door in (self._grpc, self._flight):
+            if door is not None:
+                door.cut()
 
 
 @contextmanager

@@ -1,18 +1,22 @@
-"""The open calls of the gRPC door: bounded, refused while the server drains, cut when its grace has ended."""
+"""The open calls of a door: bounded, refused while the server drains, cut when its grace has ended."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from jserve.errors import Draining, QueueFull
+from jserve.errors import Draining, InvalidRequest, QueueFull
 from jserve.serving.grpc.status import abort
 
-__all__ = ["Calls", "Place"]
+__all__ = ["Abort", "Calls", "Place"]
+
+Abort = Callable[[grpc.aio.ServicerContext[Any, Any], Exception], Awaitable[NoReturn]]
+"""Ends a call with an error's status, as the clients of the door read it."""
 
 
 class Place:
@@ -39,8 +43,9 @@ class Calls:
     gRPC's own ``maximum_concurrent_rpcs`` would count health checks too, and refuse them when all are taken.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, abort: Abort = abort) -> None:
         self._limit = limit
+        self._abort = abort
         self._places: set[Place] = set()
         self._quiet = asyncio.Event()
         self._quiet.set()
@@ -51,9 +56,9 @@ class Calls:
     async def place(self, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Place]:
         """The body of one call. Whatever it raises ends the call with the status that fits."""
         if self._draining:
-            await abort(context, Draining("the server is shutting down and takes no new calls; ask another one"))
+            await self._abort(context, Draining("the server is shutting down and takes no new calls; ask another one"))
         if len(self._places) >= self._limit:
-            await abort(context, QueueFull(f"{self._limit} calls are open and no more may be; try again later"))
+            await self._abort(context, QueueFull(f"{self._limit} calls are open and no more may be; try again later"))
         place = Place(_this_task(), self._note)
         self._places.add(place)
         self._note()
@@ -63,11 +68,13 @@ class Calls:
             if not self._cut:
                 raise  # the client went away, or its deadline passed
             place.task.uncancel()
-            await abort(context, Draining("the server is shutting down and its grace has ended; ask another one"))
+            await self._abort(context, Draining("the server is shutting down and its grace has ended; ask another one"))
         except grpc.aio.BaseError:
             raise  # the call itself is broken: there is nobody to tell
+        except DecodeError as error:
+            await abort(context, InvalidRequest(f"a message cannot be read: {error}"))
         except Exception as error:
-            await abort(context, error)
+            await self._abort(context, error)
         finally:
             self._places.discard(place)
             self._note()

@@ -1,0 +1,96 @@
+"""Descriptors and tickets: what a call is about.
+
+PATH ["generate", MODEL]                     generate, with the checkpoint's sampling defaults
+CMD  {"model": MODEL, "temperature": 0, ...} the same, with defaults for the rows' sampling fields
+CMD  {"table": TOKEN}                        an uploaded table, as its ticket says (GetFlightInfo)
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import flight
+
+from jserve.errors import InvalidRequest, NotFound
+from jserve.request import SamplingParams
+from jserve.serving.flight.batch import sampling_from_json
+
+__all__ = ["Generate", "descriptor_of", "read_descriptor", "read_json", "read_table", "read_ticket", "ticket_of"]
+
+MAX_COMMAND_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generate:
+    model: str = ""
+    """Empty: the one model served."""
+    defaults: SamplingParams = field(default_factory=SamplingParams)
+
+
+def descriptor_of(model: str) -> flight.FlightDescriptor:
+    return flight.FlightDescriptor.for_path("generate", model)
+
+
+def ticket_of(token: str) -> bytes:
+    return json.dumps({"table": token}).encode()
+
+
+def read_descriptor(serialized: bytes) -> Generate:
+    """What a DoExchange or DoPut asks for. Raises InvalidRequest or NotFound that says what there is."""
+    descriptor = parse_descriptor(serialized)
+    if descriptor.descriptor_type is flight.DescriptorType.CMD:
+        fields = read_json(descriptor.command, "the descriptor's command")
+        model = fields.pop("model", "")
+        if not isinstance(model, str):
+            raise InvalidRequest("model in the descriptor's command must be a string")
+        return Generate(model=model, defaults=sampling_from_json(fields))
+    path = [part.decode(errors="replace") for part in descriptor.path or ()]
+    if len(path) not in (1, 2) or path[0] != "generate":
+        shown = [part[:40] for part in path[:4]]
+        raise NotFound(f'there is no flight {shown}; the path is ["generate", MODEL], see ListFlights')
+    return Generate(model=path[1] if len(path) == 2 else "")
+
+
+def read_table(serialized: bytes) -> str | None:
+    """The token where a descriptor names an uploaded table, else None."""
+    descriptor = parse_descriptor(serialized)
+    if descriptor.descriptor_type is flight.DescriptorType.CMD and b'"table"' in descriptor.command:
+        return read_ticket(descriptor.command)
+    return None
+
+
+def read_ticket(ticket: bytes) -> str:
+    """The token in a ticket."""
+    fields = read_json(ticket, "the ticket")
+    token = fields.pop("table", None)
+    if fields or not isinstance(token, str):
+        unknown = f"unknown field {next(iter(fields))[:40]!r}; " if fields else ""
+        raise InvalidRequest(f"{unknown}a ticket is what DoPut answered, with one field, table")
+    return token
+
+
+def parse_descriptor(serialized: bytes) -> flight.FlightDescriptor:
+    if not serialized:
+        raise InvalidRequest('the call has no descriptor; use the path ["generate", MODEL]')
+    if len(serialized) > MAX_COMMAND_BYTES:
+        raise InvalidRequest(f"the descriptor has {len(serialized)} bytes; at most {MAX_COMMAND_BYTES} are allowed")
+    try:
+        return flight.FlightDescriptor.deserialize(serialized)
+    except (pa.ArrowException, OSError):
+        raise InvalidRequest("the call's descriptor cannot be read") from None
+
+
+def read_json(text: bytes, what: str) -> dict[str, Any]:
+    """A small JSON object from a client. ``what`` names it in errors."""
+    if len(text) > MAX_COMMAND_BYTES:
+        raise InvalidRequest(f"{what} has {len(text)} bytes; at most {MAX_COMMAND_BYTES} are allowed")
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict):
+        raise InvalidRequest(f"{what} is not a JSON object")
+    return fields

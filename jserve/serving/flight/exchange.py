@@ -1,0 +1,139 @@
+"""One DoExchange: prompts in, rows of deltas out, both at the same time.
+
+    messages -> read -> waiting rows -> RowRunner -> outbox -> write
+                        (bounded)                    (bounded)
+
+A client may write many batches before it reads any: they wait as rows. When those are full it is held up; when
+it does not read, its rows are. A client that does neither for too long has stopped both for ever, and is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+from jserve.errors import RequestError, SlowReader
+from jserve.request import Delta
+from jserve.serving.flight import outgoing
+from jserve.serving.flight.batch import Row, Rows
+from jserve.serving.flight.command import Generate
+from jserve.serving.flight.intake import Intake
+from jserve.serving.flight.limits import FlightLimits
+from jserve.serving.flight.queue import BoundedQueue
+from jserve.serving.flight.rows import RowRunner
+from jserve.serving.grpc.calls import Place
+
+__all__ = ["Exchange", "Write"]
+
+Write = Callable[[bytes], Awaitable[None]]
+"""Writes one message; waits while the client is far behind."""
+
+_OUTBOX_ROWS = 65_536
+_ROWS_A_TURN = 64
+"""Rows converted before other calls get their turn on the loop."""
+
+
+class Exchange:
+    def __init__(
+        self,
+        intake: Intake,
+        runner: RowRunner,
+        write: Write,
+        *,
+        call_id: str,
+        place: Place,
+        limits: FlightLimits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._intake = intake
+        self._runner = runner
+        self._write_message = write
+        self._call_id = call_id
+        self._place = place
+        self._limits = limits
+        self._clock = clock
+        self._waiting: BoundedQueue[Row] = BoundedQueue(
+            max_bytes=limits.waiting_bytes, max_items=limits.waiting_rows, clock=clock
+        )
+        self._outbox: BoundedQueue[tuple[str, Delta]] = BoundedQueue(
+            max_bytes=limits.outbox_bytes, max_items=_OUTBOX_ROWS, clock=clock
+        )
+        self._ignored: tuple[str, ...] = ()
+        self._refusal: RequestError | None = None
+
+    async def run(self, command: Generate) -> None:
+        """Until the client has ended its input and has every row's last delta.
+
+        Raises what ends the call early, as an ExceptionGroup. Leaving it cancels every row.
+        """
+        # At once, not with the first row: a client may read the schema before it writes anything.
+        await self._write_message(outgoing.schema_bytes())
+        self._runner.on_idle(self._note_rest)
+        self._note_rest()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._read(command))
+            tasks.create_task(self._run_rows())
+            watch = tasks.create_task(self._watch_stall())
+            await self._write()
+            watch.cancel()
+
+    async def _read(self, command: Generate) -> None:
+        columns = await self._intake.columns()
+        if columns is not None:
+            self._ignored = columns.ignored
+            rows = Rows(columns, defaults=command.defaults)
+            async for received in self._intake.batches():
+                for row in rows.of(received.batch):
+                    self._place.resting = False
+                    await self._waiting.put(row, row.size)
+                    if row.number % _ROWS_A_TURN == 0:
+                        await asyncio.sleep(0)
+        await self._waiting.close()
+
+    async def _run_rows(self) -> None:
+        try:
+            await self._runner.run(self._next_rows(), self._sink)
+        except RequestError as refusal:
+            self._refusal = refusal
+        await self._outbox.close()
+
+    async def _next_rows(self) -> AsyncIterator[Row]:
+        while taken := await self._waiting.take(max_bytes=0):
+            for row in taken:
+                yield row
+
+    async def _sink(self, row: Row, deltas: Sequence[Delta]) -> None:
+        for delta in deltas:
+            for piece in outgoing.pieces(row.id, delta, self._limits.output_bytes):
+                await self._outbox.put((row.id, piece), outgoing.row_bytes(row.id, piece))
+
+    async def _write(self) -> None:
+        """All rows that are there in one batch, as often as the client takes one."""
+        metadata: dict[str, object] = {"call": self._call_id}
+        while rows := await self._outbox.take(self._limits.output_bytes):
+            if metadata and self._ignored:
+                metadata["ignored_columns"] = [name[:80] for name in self._ignored[:32]]
+            await self._write_message(
+                outgoing.rows_message(rows, metadata=json.dumps(metadata).encode() if metadata else b"")
+            )
+            metadata = {}
+            self._note_rest()
+        if self._refusal is not None:
+            raise self._refusal
+
+    def _note_rest(self) -> None:
+        """A call whose client has sent nothing that is still to be answered need not hold up a drain."""
+        self._place.resting = self._runner.idle and not self._waiting and not self._outbox
+
+    async def _watch_stall(self) -> None:
+        limit = self._limits.stall_s
+        while True:
+            await asyncio.sleep(limit / 4)
+            # Rows wait to be written since long, and the client waits to write: neither will ever move.
+            if self._waiting.blocked and self._outbox.blocked and self._clock() - self._outbox.taken_at > limit:
+                raise SlowReader(
+                    f"nothing was read for {limit:g} s while {len(self._waiting)} rows wait to be run: read the "
+                    "results while you write, or write fewer rows a call"
+                )

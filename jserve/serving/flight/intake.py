@@ -1,0 +1,89 @@
+"""What a client sends over one DoExchange or DoPut: a descriptor, a schema, then batches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from jserve.errors import InvalidRequest, MessageTooLarge
+from jserve.serving.flight.ipc import BatchReader
+from jserve.serving.flight.limits import FlightLimits
+from jserve.serving.flight.protocol import FlightData
+from jserve.serving.flight.schema import CellLimits, Columns, read_schema
+
+__all__ = ["Intake", "Received"]
+
+_INLINE_BYTES = 64 << 10
+"""Larger messages are decoded on a worker thread, so that the door's loop goes on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Received:
+    batch: pa.RecordBatch
+    size: int
+    """Bytes of the message that the batch's buffers keep alive."""
+
+
+class Intake:
+    """Reads one call's messages, in this order: ``descriptor``, ``columns``, ``batches``.
+
+    Raises InvalidRequest, MessageTooLarge and Unsupported for what a client may not send; a bad message ends
+    the call.
+    """
+
+    def __init__(self, messages: AsyncIterator[bytes], *, limits: FlightLimits, cells: CellLimits) -> None:
+        self._messages = messages
+        self._limits = limits
+        self._cells = cells
+        self._reader = BatchReader(max_rows=limits.batch_rows, max_dictionary_bytes=limits.dictionary_bytes)
+        self._first: FlightData | None = None
+
+    async def descriptor(self) -> bytes:
+        """The serialized descriptor, from the first message; empty where the client sent none."""
+        self._first, _ = await self._next() or (FlightData(), 0)
+        return self._first.descriptor
+
+    async def columns(self) -> Columns | None:
+        """The schema's columns that the door knows; None where the client ended without a schema.
+
+        Messages with metadata only may come before.
+        """
+        message = self._first
+        while message is not None and not message.header:
+            if message.body:
+                raise InvalidRequest("a message has a body and no Arrow header")
+            message, _ = await self._next() or (None, 0)
+        if message is None:
+            return None
+        schema = self._reader.schema(message)
+        columns = read_schema(schema, limits=self._cells, max_columns=self._limits.columns)
+        self._reader.open(message, columns.indices)
+        return columns
+
+    async def batches(self) -> AsyncIterator[Received]:
+        """Validated batches of the known columns."""
+        while received := await self._next():
+            message, size = received
+            if not message.header:
+                continue
+            if size > _INLINE_BYTES:
+                batch = await asyncio.to_thread(self._reader.read, message)
+            else:
+                batch = self._reader.read(message)
+            if batch is not None:
+                yield Received(batch=batch, size=size)
+
+    async def _next(self) -> tuple[FlightData, int] | None:
+        """The next message and its size in bytes."""
+        message = await anext(self._messages, None)
+        if message is None:
+            return None
+        if len(message) > self._limits.message_bytes:
+            raise MessageTooLarge(
+                f"a message has {len(message)} bytes; at most {self._limits.message_bytes} are taken: send smaller "
+                "batches"
+            )
+        return FlightData.parse(message), len(message)

@@ -1,0 +1,58 @@
+"""Every bound of the Flight door, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jserve.config import ServeConfig
+
+__all__ = ["FlightLimits"]
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlightLimits:
+    """Bytes, rows and seconds; of one call unless said otherwise."""
+
+    max_calls: int
+    """Calls of the door open at once."""
+    message_bytes: int
+    """Largest message, and largest uploaded table."""
+    rows_in_flight: int
+    """Rows that the engine has at once."""
+
+    batch_rows: int = 65_536
+    """Most rows of one incoming batch."""
+    columns: int = 256
+    """Most columns of an incoming schema."""
+    dictionary_bytes: int = 4 * MIB
+    """Dictionaries that a stream keeps alive; each batch that names them is validated against them."""
+
+    waiting_rows: int = 16_384
+    waiting_bytes: int = 16 * MIB
+    """Rows read and not yet given to the engine: a client may write so much before it reads anything."""
+    outbox_bytes: int = 4 * MIB
+    """Deltas made and not yet written."""
+    output_bytes: int = MIB
+    """Size at which an outgoing batch is cut: many clients keep gRPC's limit of 4 MiB."""
+    stall_s: float = 60.0
+    """How long a client may neither read nor leave room for more of what it writes."""
+
+    max_tables: int = 64
+    """Tables kept at once, in the whole server."""
+    tables_bytes: int = 512 * MIB
+    """Uploaded prompts kept at once, in the whole server."""
+    table_window_bytes: int = 16 * MIB
+    """Results of one table kept until they are fetched; then the table pauses."""
+    table_ttl_s: float = 600.0
+    """How long a table is kept when nothing happens to it."""
+
+    @classmethod
+    def from_config(cls, config: ServeConfig) -> FlightLimits:
+        return cls(
+            max_calls=config.max_streams,
+            message_bytes=config.max_message_mb * MIB,
+            # Twice what can run, so that a slot that falls free finds its next row already tokenized and waiting.
+            rows_in_flight=min(2 * config.max_num_seqs, config.max_queue),
+        )

@@ -1,0 +1,145 @@
+"""Runs a call's rows on the frontend, several at once.
+
+    rows -> open (one after the other) -> at most ``width`` Streams -> sink(row, deltas)
+
+A row that is refused, or fails, gets one last delta with the error, and the others go on. Where the engine's
+queue is full the call waits, which holds up its client and nobody else; only a call that has not begun is
+refused, so that it may go elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
+
+from jserve.errors import Draining, JserveError, QueueFull, RequestError
+from jserve.request import Delta, FinishReason, Timings, Usage
+from jserve.serving.flight.batch import Row
+from jserve.serving.frontend import Frontend
+from jserve.serving.grpc.status import public
+from jserve.serving.stream import Stream
+
+__all__ = ["RowRunner", "Sink"]
+
+Sink = Callable[[Row, Sequence[Delta]], Awaitable[None]]
+"""Takes a row's deltas as they are made; while it waits the row's stream is not read."""
+
+_RETRY_S = (0.05, 1.0)
+"""First and longest pause before the full queue is tried again."""
+
+
+class RowRunner:
+    """``call_id`` makes the rows' request ids: ``<call_id>-<row>``. ``deadline`` is in monotonic seconds.
+
+    ``patient``: wait for a full queue from the first row on.
+    """
+
+    def __init__(
+        self, frontend: Frontend, *, call_id: str, model: str, width: int, deadline: float | None, patient: bool
+    ) -> None:
+        self._frontend = frontend
+        self._call_id = call_id
+        self._model = model
+        self._deadline = deadline
+        self._admitted = patient
+        self._slots = asyncio.Semaphore(width)
+        self._streams: dict[int, Stream] = {}
+        self._opening = False
+        self._on_idle: Callable[[], None] = lambda: None
+
+    @property
+    def idle(self) -> bool:
+        """No row runs or is about to."""
+        return not self._streams and not self._opening
+
+    def on_idle(self, callback: Callable[[], None]) -> None:
+        """Call this whenever the last row that runs has ended."""
+        self._on_idle = callback
+
+    def request_id(self, row: Row) -> str:
+        return f"{self._call_id}-{row.number}"
+
+    async def run(self, rows: AsyncIterable[Row], sink: Sink) -> None:
+        """Until every row has had its last delta. Leaving it early cancels what runs.
+
+        Raises QueueFull where not even the first row found room, and Draining where the server shuts down before
+        all rows are begun: those that run are finished first.
+        """
+        refusal: RequestError | None = None
+        async with asyncio.TaskGroup() as tasks:
+            async for row in rows:
+                self._opening = True
+                await self._slots.acquire()
+                try:
+                    stream = await self._open(row)
+                except (QueueFull, Draining) as error:
+                    refusal = error
+                    break
+                if isinstance(stream, JserveError):
+                    await sink(row, [_failed(row, stream)])
+                    self._slots.release()
+                else:
+                    self._streams[row.number] = stream
+                    tasks.create_task(self._pump(row, stream, sink))
+                self._opening = False
+        if refusal is not None:
+            raise refusal
+
+    def cancel(self, number: int | None = None) -> bool:
+        """End one row, or all that run now, with finish_reason cancelled. False where none did."""
+        numbers = list(self._streams) if number is None else [number]
+        streams = [self._streams[number] for number in numbers if number in self._streams]
+        for stream in streams:
+            stream.cancel()
+        return bool(streams)
+
+    async def _open(self, row: Row) -> Stream | JserveError:
+        """The row's stream, or why it has none. Raises QueueFull and Draining, which are the call's."""
+        if row.error is not None:
+            return row.error
+        pause, longest = _RETRY_S
+        while True:
+            try:
+                stream = await self._frontend.open(
+                    row.prompt,
+                    row.params,
+                    request_id=self.request_id(row),
+                    model=self._model,
+                    deadline=self._deadline,
+                )
+            except QueueFull:
+                if not self._admitted:
+                    raise
+            except Draining:
+                raise
+            except Exception as error:  # a row must not take its neighbours down, whatever befalls it
+                return public(error)
+            else:
+                self._admitted = True
+                return stream
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, longest)
+
+    async def _pump(self, row: Row, stream: Stream, sink: Sink) -> None:
+        try:
+            async for deltas in stream:
+                await sink(row, deltas)
+        finally:
+            stream.cancel()
+            del self._streams[row.number]
+            self._slots.release()
+            if self.idle:
+                self._on_idle()
+
+
+def _failed(row: Row, error: JserveError) -> Delta:
+    """The one and last delta of a row that never ran."""
+    return Delta(
+        request_id=row.id,
+        index=0,
+        finish_reason=FinishReason.ERROR,
+        error=error.message,
+        error_code=error.code,
+        usage=Usage(prompt_tokens=0, output_tokens=0),
+        timings=Timings(queue=0.0, ttft=0.0, total=0.0),
+    )

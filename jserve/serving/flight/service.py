@@ -1,0 +1,235 @@
+"""Flight's RPCs on asyncio.
+
+    DoExchange    prompts in, rows of deltas out            exchange.py
+    DoPut         a table of prompts in, a ticket out       table.py, results.py
+    DoGet         a ticket in, the table of results out
+    ListFlights, GetFlightInfo, GetSchema                   what is served
+    DoAction, ListActions                                   actions.py
+
+Calls that compute take a place of ``calls``; the others answer always.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Protocol, TypeAlias
+
+import grpc
+import pyarrow as pa
+from pyarrow import flight
+
+from jserve.errors import InvalidRequest, MessageTooLarge
+from jserve.serving.flight import outgoing, protocol
+from jserve.serving.flight.actions import Actions
+from jserve.serving.flight.batch import Rows
+from jserve.serving.flight.command import Generate, read_descriptor, read_table, read_ticket, ticket_of
+from jserve.serving.flight.errors import abort
+from jserve.serving.flight.exchange import Exchange
+from jserve.serving.flight.info import generate_info, table_info
+from jserve.serving.flight.intake import Intake
+from jserve.serving.flight.limits import FlightLimits
+from jserve.serving.flight.results import ResultStore
+from jserve.serving.flight.rows import RowRunner
+from jserve.serving.flight.schema import CellLimits
+from jserve.serving.flight.table import Table
+from jserve.serving.frontend import Frontend
+from jserve.serving.grpc.calls import Calls
+from jserve.serving.grpc.generate import deadline_of
+from jserve.wire.columns import OUTPUT
+
+__all__ = ["FlightService"]
+
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
+_BATCH_OVERHEAD_BYTES = 4096
+"""What a batch costs in memory besides its message: arrays and buffers as objects."""
+
+
+class FlightService(grpc.GenericRpcHandler):
+    """The handlers of ``arrow.flight.protocol.FlightService``. Belongs to its event loop."""
+
+    def __init__(
+        self,
+        frontend: Frontend,
+        calls: Calls,
+        store: ResultStore,
+        *,
+        limits: FlightLimits,
+        health: Callable[[], str],
+    ) -> None:
+        self._frontend = frontend
+        self._calls = calls
+        self._store = store
+        self._limits = limits
+        self._cells = CellLimits(
+            prompt_tokens=frontend.model.max_model_len,
+            # 0 where there is no tokenizer: what the frontend says of that is better than a length.
+            prompt_bytes=frontend.max_prompt_bytes or limits.message_bytes,
+        )
+        self._runners: dict[str, RowRunner] = {}
+        self._actions = Actions(frontend, store, self._runners, health=health)
+        self._handlers = {
+            f"/{protocol.SERVICE}/{name}": handler
+            for name, handler in {
+                "DoExchange": grpc.stream_stream_rpc_method_handler(self._do_exchange),
+                "DoPut": grpc.stream_stream_rpc_method_handler(self._do_put),
+                "DoGet": grpc.unary_stream_rpc_method_handler(self._do_get),
+                "ListFlights": grpc.unary_stream_rpc_method_handler(self._answering(self._list_flights)),
+                "GetFlightInfo": grpc.unary_unary_rpc_method_handler(self._answering_once(self._get_flight_info)),
+                "GetSchema": grpc.unary_unary_rpc_method_handler(self._answering_once(self._get_schema)),
+                "DoAction": grpc.unary_stream_rpc_method_handler(self._answering(self._actions.do)),
+                "ListActions": grpc.unary_stream_rpc_method_handler(self._answering(self._actions.listing)),
+            }.items()
+        }
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        return self._handlers.get(handler_call_details.method)
+
+    # Calls that compute
+
+    async def _do_exchange(self, messages: AsyncIterator[bytes], context: Context) -> None:
+        async with self._calls.place(context) as place:
+            intake = Intake(messages, limits=self._limits, cells=self._cells)
+            command = self._command(await intake.descriptor())
+            call_id = _call_id()
+            runner = self._runner(command, call_id, deadline=deadline_of(context), patient=False)
+            exchange = Exchange(intake, runner, context.write, call_id=call_id, place=place, limits=self._limits)
+            self._runners[call_id] = runner
+            try:
+                await exchange.run(command)
+            except ExceptionGroup as group:
+                raise _first(group) from group
+            finally:
+                del self._runners[call_id]
+
+    async def _do_put(self, messages: AsyncIterator[bytes], context: Context) -> None:
+        async with self._calls.place(context):
+            intake = Intake(messages, limits=self._limits, cells=self._cells)
+            command = self._command(await intake.descriptor())
+            columns = await intake.columns()
+            if columns is None:
+                raise InvalidRequest("the upload ended before its schema; send a table of prompts")
+            runner = self._runner(command, _call_id(), deadline=None, patient=True)
+            rows = Rows(columns, defaults=command.defaults)
+            table = Table(runner, rows, window_bytes=self._limits.table_window_bytes, clock=time.monotonic)
+            token = self._store.add(table)
+            try:
+                await context.write(protocol.put_result(ticket_of(token)))
+                await self._upload(intake, table)
+            except BaseException:
+                await self._store.drop(token, "is void: its upload did not end well")
+                raise
+
+    async def _upload(self, intake: Intake, table: Table) -> None:
+        total = 0
+        async for received in intake.batches():
+            size = received.size + _BATCH_OVERHEAD_BYTES
+            total += size
+            if total > self._limits.message_bytes:
+                raise MessageTooLarge(
+                    f"the table has more than {self._limits.message_bytes} bytes; split it, or stream it with "
+                    "DoExchange"
+                )
+            self._store.check_room(size)
+            await table.add(received.batch, size)
+        await table.end_upload()
+
+    async def _do_get(self, ticket: bytes, context: Context) -> None:
+        async with self._calls.place(context):
+            token = read_ticket(_ticket_bytes(ticket))
+            table = self._store.claim(token)
+            why = "was used: its results were fetched, in whole or in part, and are given out once"
+            try:
+                await context.write(outgoing.schema_bytes())
+                async for rows in table.results(max_bytes=self._limits.output_bytes):
+                    await context.write(outgoing.rows_message(rows))
+            finally:
+                await self._store.drop(token, why)
+
+    def _command(self, descriptor: bytes) -> Generate:
+        command = read_descriptor(descriptor)
+        self._frontend.check_model(command.model)
+        return command
+
+    def _runner(self, command: Generate, call_id: str, *, deadline: float | None, patient: bool) -> RowRunner:
+        return RowRunner(
+            self._frontend,
+            call_id=call_id,
+            model=command.model,
+            width=self._limits.rows_in_flight,
+            deadline=deadline,
+            patient=patient,
+        )
+
+    # What is served
+
+    async def _list_flights(self, criteria: bytes) -> AsyncIterator[bytes]:
+        yield _serialized(generate_info(self._frontend.model))
+
+    async def _get_flight_info(self, descriptor: bytes) -> bytes:
+        token = read_table(descriptor)
+        if token is not None:
+            return _serialized(table_info(token, self._store.find(token)))
+        self._command(descriptor)
+        return _serialized(generate_info(self._frontend.model))
+
+    async def _get_schema(self, descriptor: bytes) -> bytes:
+        if read_table(descriptor) is None:
+            self._command(descriptor)
+        return _serialized(flight.SchemaResult(OUTPUT))
+
+    # Calls that only answer
+
+    def _answering(
+        self, method: Callable[[bytes], AsyncIterator[bytes]]
+    ) -> Callable[[bytes, Context], Awaitable[None]]:
+        async def handler(request: bytes, context: Context) -> None:
+            try:
+                async for answer in method(request):
+                    await context.write(answer)
+            except grpc.aio.BaseError:
+                raise
+            except Exception as error:
+                await abort(context, error)
+
+        return handler
+
+    def _answering_once(
+        self, method: Callable[[bytes], Awaitable[bytes]]
+    ) -> Callable[[bytes, Context], Awaitable[bytes]]:
+        async def handler(request: bytes, context: Context) -> bytes:
+            try:
+                return await method(request)
+            except Exception as error:
+                await abort(context, error)
+
+        return handler
+
+
+class _Serializable(Protocol):
+    def serialize(self) -> bytes: ...
+
+
+def _serialized(message: _Serializable) -> bytes:
+    return message.serialize()
+
+
+def _ticket_bytes(serialized: bytes) -> bytes:
+    try:
+        ticket: bytes = flight.Ticket.deserialize(serialized).ticket
+    except (pa.ArrowException, OSError):
+        raise InvalidRequest("the ticket cannot be read") from None
+    return ticket
+
+
+def _call_id() -> str:
+    """Nobody else can guess it, so nobody else can cancel the call's rows."""
+    return f"flight-{secrets.token_hex(8)}"
+
+
+def _first(group: ExceptionGroup[Exception]) -> Exception:
+    """One of the errors of a call's tasks; mostly there is but one."""
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, ExceptionGroup) else error
