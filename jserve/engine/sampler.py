@@ -91,15 +91,17 @@ def _mask_stop_ids(logits: jax.Array, stop_ids: jax.Array, held: jax.Array) -> j
 
 def _draw(logits: jax.Array, rows: SamplingRows) -> jax.Array:
     """Int32[R]: the argmax of the kept scores plus Gumbel noise."""
+    scores = _kept_scores(logits, rows)
+    return jnp.argmax(scores + _noise(rows, scores.shape[1]), axis=-1).astype(jnp.int32)
+
+
+def _kept_scores(logits: jax.Array, rows: SamplingRows) -> jax.Array:
+    """Float32[R, V]: logits at temperature, the best one 0, and -inf where min_p, top_k or top_p cut."""
     temperature = jnp.where(rows.temperature > 0, rows.temperature, 1.0)[:, None]
     # Shifted first: the best score is 0 at every temperature, so it survives the smallest one without an overflow.
     scores = (logits - logits.max(axis=-1, keepdims=True)) / temperature
     scores = jnp.where(scores >= jnp.log(rows.min_p)[:, None], scores, -jnp.inf)
-    limited = rows.live & (rows.top_k > 0)
-    scores = _when(limited.any(), lambda x: _keep_top_k(x, rows.top_k, limited), scores)
-    nucleus = rows.live & (rows.top_p < 1)
-    scores = _when(nucleus.any(), lambda x: _keep_top_p(x, rows.top_p, nucleus), scores)
-    return jnp.argmax(scores + _noise(rows, scores.shape[1]), axis=-1).astype(jnp.int32)
+    return jax.lax.fori_loop(0, 2, lambda limit, x: _limit(x, rows, by_mass=limit == 1), scores)
 
 
 def _noise(rows: SamplingRows, width: int) -> jax.Array:
@@ -114,15 +116,16 @@ def _noise(rows: SamplingRows, width: int) -> jax.Array:
     return jax.vmap(row)(rows.key, rows.choice, rows.position)
 
 
-def _keep_top_k(scores: jax.Array, top_k: jax.Array, active: jax.Array) -> jax.Array:
-    """Keep the ``top_k`` best of each active row."""
-    need = top_k.astype(jnp.float32)
-    return _keep_best(scores, jnp.ones_like(scores), need, active)
+def _limit(scores: jax.Array, rows: SamplingRows, *, by_mass: jax.Array) -> jax.Array:
+    """top_k, or ``by_mass`` top_p: the fewest best whose number, or probability, is enough. Compiled once for both."""
+    active = rows.live & jnp.where(by_mass, rows.top_p < 1, rows.top_k > 0)
+    need = jnp.where(by_mass, rows.top_p, rows.top_k.astype(jnp.float32))
 
+    def keep(scores: jax.Array) -> jax.Array:
+        weight = jnp.where(by_mass, jax.nn.softmax(scores, axis=-1), 1.0)
+        return _keep_best(scores, weight, need, active)
 
-def _keep_top_p(scores: jax.Array, top_p: jax.Array, active: jax.Array) -> jax.Array:
-    """Keep the fewest best of each active row whose probabilities reach ``top_p``."""
-    return _keep_best(scores, jax.nn.softmax(scores, axis=-1), top_p, active)
+    return _when(active.any(), keep, scores)
 
 
 def _keep_best(scores: jax.Array, weight: jax.Array, need: jax.Array, active: jax.Array) -> jax.Array:

@@ -1,0 +1,76 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jserve.engine.store import ProgramStore
+
+
+@pytest.fixture
+def program():
+    return jax.jit(lambda x: x * 2 + 1).lower(jax.ShapeDtypeStruct((4,), jnp.float32)).compile()
+
+
+@pytest.fixture
+def store(tmp_path):
+    return ProgramStore(tmp_path / "programs")
+
+
+DEVICES = jax.devices()[:1]
+
+
+def test_a_stored_program_runs(store, program):
+    assert store.load("key", DEVICES) is None
+    store.save("key", program)
+    loaded = store.load("key", DEVICES)
+    np.testing.assert_array_equal(loaded(jnp.arange(4.0)), [1.0, 3.0, 5.0, 7.0])
+    assert ProgramStore(store.folder).load("key", DEVICES) is not None
+
+
+def test_the_folder_and_the_key_are_private(store):
+    assert store.folder.stat().st_mode & 0o777 == 0o700
+    assert (store.folder / "key").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_swapped_entry_is_not_loaded(store, program):
+    store.save("a", program)
+    store.path("a").rename(store.path("b"))
+    assert store.load("b", DEVICES) is None
+
+
+@pytest.mark.parametrize("where", [0, 20, 60, 200, -1])
+def test_a_flipped_byte_is_found(store, program, where):
+    store.save("key", program)
+    data = bytearray(store.path("key").read_bytes())
+    data[where] ^= 1
+    store.path("key").write_bytes(bytes(data))
+    assert store.load("key", DEVICES) is None
+
+
+@pytest.mark.parametrize("size", [0, 10, 40, 1000])
+def test_a_cut_entry_is_found(store, program, size):
+    store.save("key", program)
+    store.path("key").write_bytes(store.path("key").read_bytes()[:size])
+    assert store.load("key", DEVICES) is None
+
+
+def test_another_users_entries_are_strangers(store, program, tmp_path):
+    store.save("key", program)
+    other = ProgramStore(tmp_path / "other")
+    other.path("key").write_bytes(store.path("key").read_bytes())
+    assert other.load("key", DEVICES) is None
+
+
+def test_a_key_that_others_could_read_is_replaced(store, program):
+    store.save("key", program)
+    (store.folder / "key").chmod(0o644)
+    assert ProgramStore(store.folder).load("key", DEVICES) is None
+
+
+def test_a_store_that_cannot_be_written_costs_only_the_entry(store, program, monkeypatch):
+    def full(*_args, **_kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("jserve.engine.store.tempfile.NamedTemporaryFile", full)
+    store.save("key", program)
+    assert store.load("key", DEVICES) is None
