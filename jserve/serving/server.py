@@ -99,9 +99,8 @@ class Server:
             self._watchdog.drain()
             self._frontend.refuse("the server is shutting down and takes no new requests; ask another one")
             grace_s = self._config.grace_s if grace_s is None else grace_s
-            doors = [door for door in (self._grpc, self._flight) if door is not None]
             with ThreadPoolExecutor(max_workers=2, thread_name_prefix="jserve-drain") as pool:
-                for closing in [pool.submit(door.stop, grace_s) for door in doors]:
+                for closing in [pool.submit(door.stop, grace_s) for door in self._doors()]:
                     closing.result()
             self._watchdog.stop()
             if self._metrics_server is not None:
@@ -176,6 +175,9 @@ class Server:
         self._watchdog.start()
         return Addresses(grpc=grpc, flight=flight, metrics=metrics)
 
+    def _doors(self) -> list[GrpcDoor | FlightDoor]:
+        return [door for door in (self._grpc, self._flight) if door is not None]
+
     def _tell(self, health: Health) -> None:
         if self._grpc is not None:
             self._grpc.set_serving(serving=health is Health.SERVING)
@@ -198,9 +200,8 @@ class Server:
 
     def _force(self) -> None:
         self._frontend.abort_all("the server was told to shut down at once; ask another one")
-        for door in (self._grpc, self._flight):
-            if door is not None:
-                door.cut()
+        for door in self._doors():
+            door.cut()
 
 
 @contextmanager

@@ -72,7 +72,7 @@ class Calls:
         except grpc.aio.BaseError:
             raise  # the call itself is broken: there is nobody to tell
         except DecodeError as error:
-            await abort(context, InvalidRequest(f"a message cannot be read: {error}"))
+            await self._abort(context, InvalidRequest(f"a message cannot be read: {error}"))
         except Exception as error:
             await self._abort(context, error)
         finally:

@@ -50,14 +50,21 @@ class Exchange:
         self._writing = asyncio.Lock()
         self._deadline = deadline
         self._live: dict[str, _Live] = {}
+        self._reading = False
 
     async def run(self, messages: AsyncIterable[pb.GenerateStreamRequest]) -> None:
         """Ends after the half-close and the last response. Leaving it early cancels every request."""
-        self._place.resting = True
+        try:
+            await self._read(messages)
+        except ExceptionGroup as group:
+            # Requests fail in the stream; what comes here broke the call as a whole.
+            raise group.exceptions[0] from None
+
+    async def _read(self, messages: AsyncIterable[pb.GenerateStreamRequest]) -> None:
         async with asyncio.TaskGroup() as tasks:
+            self._note(reading=True)
             async for message in messages:
-                kind = message.WhichOneof("message")
-                if kind == "cancel":
+                if message.WhichOneof("message") == "cancel":
                     if message.cancel in self._live:
                         self._live[message.cancel].cancel()
                     continue
@@ -68,8 +75,14 @@ class Exchange:
                     await self._write(_last_response(request_id, refusal))
                     continue
                 live = self._live[request_id] = _Live()
-                self._place.resting = False
+                self._note()
                 tasks.create_task(self._serve(message.generate, live))
+            self._note(reading=False)
+
+    def _note(self, *, reading: bool | None = None) -> None:
+        """Tell a drain whether this call waits for nothing but its client."""
+        self._reading = self._reading if reading is None else reading
+        self._place.resting = self._reading and not self._live
 
     def _refusal(self, message: pb.GenerateStreamRequest) -> JserveError | None:
         request_id = message.generate.request_id
@@ -95,7 +108,7 @@ class Exchange:
             await self._write(_last_response(request.request_id, public(error)))
         finally:
             del self._live[request.request_id]
-            self._place.resting = not self._live
+            self._note()
 
     async def _write(self, response: pb.GenerateResponse) -> None:
         async with self._writing:

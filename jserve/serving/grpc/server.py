@@ -14,6 +14,7 @@ from jserve.errors import ConfigError
 from jserve.serving.address import parse_address
 from jserve.serving.frontend import Frontend
 from jserve.serving.grpc.calls import Calls
+from jserve.serving.grpc.decoding import DecodingInterceptor
 from jserve.serving.grpc.health import HealthServicer
 from jserve.serving.grpc.servicer import InferenceServicer
 from jserve.serving.loop import LoopThread
@@ -81,7 +82,8 @@ class GrpcDoor:
     # On the loop's thread
 
     async def _start(self) -> str:
-        self._server = server = grpc.aio.server(options=server_options(max_message_bytes=self._max_message_bytes))
+        options = server_options(max_message_bytes=self._max_message_bytes)
+        self._server = server = grpc.aio.server(interceptors=[DecodingInterceptor()], options=options)
         servicer = InferenceServicer(self._frontend, self._calls, max_message_bytes=self._max_message_bytes)
         inference_pb2_grpc.add_InferenceServicer_to_server(servicer, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)

@@ -1,0 +1,195 @@
+"""A server's life: signals to real processes, drains, and starts that fail."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from jserve.config import ServeConfig
+from jserve.errors import ConfigError
+from jserve.serving.server import Server
+from jserve.testing.fake_engine import FakeEngine
+from jserve.testing.fake_server import fake_frontend, fake_server
+from jserve.v1 import inference_pb2 as pb
+from jserve.v1 import inference_pb2_grpc
+
+SCRIPT = Path(__file__).with_name("serve_fake.py")
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@contextmanager
+def serving(grace_s, token_delay_s):
+    """A server process and its gRPC address."""
+    command = [sys.executable, str(SCRIPT), str(grace_s), str(token_delay_s)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process, process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
+def request(max_tokens):
+    return pb.GenerateRequest(text="a", sampling=pb.SamplingParams(max_tokens=max_tokens))
+
+
+def outcome(call):
+    """The token count, and "ok" or the status and code."""
+    count = 0
+    try:
+        for response in call:
+            count += len(response.token_ids)
+    except grpc.RpcError as error:
+        return count, error.code().name, dict(error.trailing_metadata()).get("jserve-code")
+    return count, "ok", None
+
+
+def start_streams(stub, number, *, max_tokens):
+    """Calls that have all had their first delta."""
+    calls = [stub.Generate(request(max_tokens)) for _ in range(number)]
+    for call in calls:
+        next(call)
+    return calls
+
+
+def outcomes(calls):
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(outcome, calls))
+
+
+def test_sigterm_lets_running_streams_end_and_refuses_new_ones():
+    with serving(30, 0.01) as (process, address), grpc.insecure_channel(address) as channel:
+        stub, health = inference_pb2_grpc.InferenceStub(channel), health_pb2_grpc.HealthStub(channel)
+        idle = stub.GenerateStream(iter(threading.Event().wait, False))
+        calls = start_streams(stub, 10, max_tokens=150)
+        watch = health.Watch(health_pb2.HealthCheckRequest())
+        next(watch)
+        process.send_signal(signal.SIGTERM)
+        assert next(watch).status == NOT_SERVING
+        assert health.Check(health_pb2.HealthCheckRequest(service="jserve.v1.Inference")).status == NOT_SERVING
+        assert outcome(stub.Generate(request(1))) == (0, "UNAVAILABLE", "JS-SRV-01")
+        assert stub.ListModels(pb.ListModelsRequest()).models[0].name == "fake"
+        ended = outcomes(calls)
+        assert [status for _, status, _ in ended] == ["ok"] * 10
+        assert all(140 <= count < 150 for count, _, _ in ended)
+        assert process.wait(10) == 0
+        assert outcome(idle)[1:] == ("UNAVAILABLE", "JS-SRV-01")
+        assert "Traceback" not in process.stderr.read()
+
+
+def test_without_grace_running_streams_get_a_status_that_says_why():
+    with serving(0, 0.01) as (process, address), grpc.insecure_channel(address) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        calls = start_streams(stub, 10, max_tokens=500)
+        begun = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        ended = outcomes(calls)
+        assert [end[1:] for end in ended] == [("UNAVAILABLE", "JS-SRV-01")] * 10
+        assert process.wait(10) == 0
+        assert time.monotonic() - begun < 5
+
+
+def test_a_second_signal_ends_the_grace():
+    with serving(300, 0.01) as (process, address), grpc.insecure_channel(address) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        calls = start_streams(stub, 2, max_tokens=500)
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        next(watch)
+        process.send_signal(signal.SIGINT)
+        assert next(watch).status == NOT_SERVING
+        process.send_signal(signal.SIGINT)
+        assert [end[1:] for end in outcomes(calls)] == [("UNAVAILABLE", "JS-SRV-01")] * 2
+        assert process.wait(10) == 128 + signal.SIGINT
+
+
+def test_an_idle_server_stops_at_once():
+    with serving(300, 0) as (process, _):
+        process.send_signal(signal.SIGINT)
+        assert process.wait(5) == 0
+
+
+def test_a_client_that_does_not_read_cannot_hold_a_drain():
+    engine = FakeEngine(max_model_len=40_000, num_pages=50_000, tokens_per_dispatch=64)
+    with fake_server(engine, outbox_bytes=1 << 30) as served, grpc.insecure_channel(served.grpc) as channel:
+        call = inference_pb2_grpc.InferenceStub(channel).Generate(
+            pb.GenerateRequest(text="a", sampling=pb.SamplingParams(logprobs=20))
+        )
+        next(call)
+        assert engine.wait_idle(20)
+        begun = time.monotonic()
+        served.server.drain(0.2)
+        assert time.monotonic() - begun < 5
+        # Our own words may not get past what it left unread.
+        assert outcome(call)[1] == "UNAVAILABLE"
+
+
+def test_a_hung_engine_cannot_hold_a_drain():
+    with fake_server() as served, grpc.insecure_channel(served.grpc) as channel:
+        served.engine.pause()
+        call = inference_pb2_grpc.InferenceStub(channel).Generate(request(1))
+        while not served.engine.live:
+            time.sleep(0.001)
+        served.server.drain(0.1)
+        assert outcome(call) == (0, "UNAVAILABLE", "JS-SRV-01")
+
+
+def test_new_requests_of_an_open_stream_are_refused_while_draining():
+    with fake_server(FakeEngine(token_delay_s=0.01)) as served, grpc.insecure_channel(served.grpc) as channel:
+        more = threading.Event()
+
+        def messages():
+            sampling = pb.SamplingParams(max_tokens=50)
+            yield pb.GenerateStreamRequest(generate=pb.GenerateRequest(request_id="old", text="a", sampling=sampling))
+            more.wait()
+            yield pb.GenerateStreamRequest(generate=pb.GenerateRequest(request_id="new", text="a"))
+
+        call = inference_pb2_grpc.InferenceStub(channel).GenerateStream(messages())
+        next(call)
+        with ThreadPoolExecutor(1) as pool:
+            draining = pool.submit(served.server.drain, 30)
+            while served.server.health != "draining":
+                time.sleep(0.001)
+            more.set()
+            last = {response.request_id: response for response in call}
+            draining.result()
+    assert (last["new"].finish_reason, last["new"].error_code) == ("error", "JS-SRV-01")
+    assert last["old"].finish_reason == "length"
+
+
+def test_stop_is_idempotent_and_safe_before_start():
+    with FakeEngine() as engine:
+        frontend = fake_frontend(engine)
+        config = ServeConfig(grpc_address="127.0.0.1:0", flight_address="", metrics_address="")
+        server = Server(config, frontend, engine)
+        server.stop()
+        server.stop()
+        frontend.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"grpc_address": ""}, "both empty"),
+        ({"grpc_address": "0.0.0.0:0"}, "grpc_address is .* without TLS"),
+        ({"grpc_address": "7470"}, "give host:port"),
+        ({"metrics_address": "0.0.0.0:0"}, "metrics_address is .* without TLS"),
+        ({"flight_address": "example.org:1"}, "flight_address is .* without TLS"),
+    ],
+)
+def test_addresses_are_checked_before_any_door_opens(settings, words):
+    with pytest.raises(ConfigError, match=words), fake_server(**settings):
+        pass
+
+
+def test_insecure_opens_other_addresses():
+    with fake_server(grpc_address="0.0.0.0:0", insecure=True) as served:
+        port = served.grpc.rpartition(":")[2]
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            assert outcome(inference_pb2_grpc.InferenceStub(channel).Generate(request(3))) == (3, "ok", None)
