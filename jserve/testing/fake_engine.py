@@ -79,6 +79,10 @@ class FakeEngine:
     ) -> None:
         if script is not None and not script:
             raise ValueError("script is empty; give at least one token id, or None")
+        if script is None and vocab_size <= ord("z"):
+            raise ValueError(f"vocab_size is {vocab_size}; without a script it must be at least {ord('z') + 1}")
+        if script is not None and not all(0 <= token < vocab_size for token in script):
+            raise ValueError(f"the script has an id that is not in 0..{vocab_size - 1}")
         self._limits = EngineLimits(
             max_model_len=max_model_len,
             vocab_size=vocab_size,
