@@ -25,15 +25,15 @@ def stream_one(client: Client, question: str) -> None:
 
 
 def stream_many(client: Client, questions: list[str]) -> None:
-    requests = [
-        PromptRequest(prompt=[{"role": "user", "content": question}], params=PARAMS, request_id=question)
-        for question in questions
-    ]
-    answers = dict.fromkeys(questions, "")
-    for delta in client.generate_stream(requests):
+    requests = {
+        question: PromptRequest(prompt=[{"role": "user", "content": question}], params=PARAMS) for question in questions
+    }
+    asked = {request.request_id: question for question, request in requests.items()}
+    answers = dict.fromkeys(asked, "")
+    for delta in client.generate_stream(requests.values()):
         answers[delta.request_id] += delta.text
         if delta.finish_reason is not None:
-            print(f"{delta.request_id}\n  {delta.error or answers[delta.request_id]}\n")
+            print(f"{asked[delta.request_id]}\n  {delta.error or answers[delta.request_id]}\n")
 
 
 def main() -> int:

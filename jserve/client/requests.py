@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass, field
 
 from jserve.request import Prompt, SamplingParams
@@ -18,8 +19,8 @@ WINDOW = 128
 class PromptRequest:
     prompt: Prompt
     params: SamplingParams = field(default_factory=SamplingParams)
-    request_id: str
-    """Told apart by it; no two live requests of a server may share one."""
+    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Told apart by it; no two live requests of a server may share one. Absent: a new one."""
     model: str = ""
 
 

@@ -39,7 +39,7 @@ def server_options(*, max_message_bytes: int) -> list[tuple[str, int]]:
         # Without it a second server on the port would silently take half of the connections.
         ("grpc.so_reuseport", 0),
         # Clients may ping every 10 s through a long prefill, with and without open calls (5 s leaves them slack).
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.keepalive_permit_without_calls", 1),
         # And a client that vanished without a word is noticed, so that its requests end.
         ("grpc.keepalive_time_ms", 60_000),
