@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import io
 import itertools
+import re
 import types
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeAlias, TypeVar, Union, get_args, get_origin
@@ -63,8 +64,9 @@ def _flags(options: type[Any]) -> list[str]:
 
 def _one_line(box: str) -> str:
     """What tyro says in a box, on one line: its first paragraph, in our words where ours are plainer."""
-    rows = [line.strip("│ ") for line in box.splitlines() if not line.startswith(("╭", "╰"))]
-    paragraph = list(itertools.takewhile(lambda row: row and not row.startswith("─"), rows))
+    lines = [_COLOUR.sub("", line).strip("│ ") for line in box.splitlines()]
+    below_title = itertools.dropwhile(lambda line: not line.strip("─-"), lines[1:])
+    paragraph = list(itertools.takewhile(lambda line: line.strip("─-"), below_title))
     text = " ".join(paragraph)
     if text.startswith("Missing from "):
         return f"{paragraph[1]} is missing"
@@ -73,6 +75,8 @@ def _one_line(box: str) -> str:
     text = text.removeprefix("Error parsing ")
     return text[:1].lower() + text[1:]
 
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 # An option that may be absent shows and refuses values like one that may not: no "{None}|INT".
 _REGISTRY = tyro.constructors.ConstructorRegistry()

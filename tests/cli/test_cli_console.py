@@ -1,0 +1,53 @@
+"""Progress without a terminal: a line at the start, one now and then, one at the end."""
+
+import pytest
+
+from jserve.cli import console
+from jserve.cli.console import ConsoleProgress, rows
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_task_says_how_far_it_is_and_how_long_it_takes(clock, capsys):
+    with ConsoleProgress() as progress:
+        progress.start("compile", 23, "programs")
+        clock[0] = 3.0
+        progress.advance(1)
+        progress.note("5 from the cache")
+        clock[0] = 10.0
+        progress.advance(4)
+        clock[0] = 11.0
+        progress.advance(1)
+        clock[0] = 46.0
+        progress.advance(17)
+        progress.done()
+    assert capsys.readouterr().err.splitlines() == [
+        "compile ...",
+        "compile 5/23, 36 s left (5 from the cache)",
+        "compile 23/23 (5 from the cache)",
+        "compile 23/23 in 46.0 s (5 from the cache)",
+    ]
+
+
+def test_bytes_are_megabytes_and_an_unknown_total_is_left_out(clock, capsys):
+    with ConsoleProgress() as progress:
+        progress.start("download a.gguf", None, "B")
+        clock[0] = 6.0
+        progress.advance(1_500_000)
+        progress.done()
+        progress.note("a word of its own")
+    assert capsys.readouterr().err.splitlines() == [
+        "download a.gguf ...",
+        "download a.gguf 1.5 MB",
+        "download a.gguf 1.5 MB in 6.0 s",
+        "a word of its own",
+    ]
+
+
+def test_rows_are_aligned():
+    assert rows([("grpc", "a:1"), ("", "more"), ("metrics", "")]) == "  grpc     a:1\n           more\n  metrics"
