@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -325,12 +324,10 @@ def _compile_progress(progress: Progress) -> Callable[[CompileProgress], None]:
     def tell(now: CompileProgress) -> None:
         if now.done == 1:
             progress.start("compile", now.total, "programs")
+        if now.stored:
+            progress.note(f"{now.stored} from the cache")
         progress.advance(1)
         if now.done == now.total:
             progress.done()
-            if now.stored:
-                progress.note(f"{now.stored} of {now.total} programs came from the store")
-        elif math.isfinite(now.seconds_left):
-            progress.note(f"compile {now.done}/{now.total}, {now.seconds_left:.0f} s left ({now.stored} from the store)")
 
     return tell
