@@ -1,9 +1,7 @@
-"""A request's outbox: filled by the engine's thread, emptied by whoever serves the caller."""
+"""One request's way back: the engine's deltas become the caller's."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -14,14 +12,9 @@ from jserve.errors import Cancelled, DeadlineExceeded, EngineFailed, JserveError
 from jserve.request import Delta, FinishReason, Request, Timings, TokenDelta, Usage
 from jserve.serving.choice import Choice
 from jserve.serving.meter import RequestMeter
+from jserve.serving.outbox import Outbox
 
 __all__ = ["Stream"]
-
-# What a waiting delta costs in memory, in bytes, rounded up: the outbox's bound is a bound of memory.
-DELTA_BYTES = 400
-TOKEN_BYTES = 40
-LOGPROB_BYTES = 300
-TOP_LOGPROB_BYTES = 120
 
 
 class Stream:
@@ -32,7 +25,7 @@ class Stream:
 
     One consumer at a time, in one way. The engine's thread only puts into the outbox and never waits; text is
     made on the consumer's side. A consumer that lets the outbox grow beyond its bound in bytes loses this stream
-    (what is in the outbox it still gets) and no other.
+    (what is in the outbox it still gets) and no other. Every other method may be called from any thread.
     """
 
     def __init__(
@@ -47,28 +40,25 @@ class Stream:
         meter: RequestMeter,
         on_released: Callable[[], None],
     ) -> None:
-        """``request_id`` is the caller's; ``request.request_id`` the engine's. ``on_released`` is
-        called once, from any thread, when the caller's id may be used again: the request is over or cancelled."""
+        """``request_id`` is the caller's; ``request.request_id`` the engine's. ``on_released`` is called once, from
+        any thread, when the caller's id may be used again: the request is over or cancelled."""
         self.request_id = request_id
         self._request = request
         self._engine = engine
         self._choices = choices
+        self._outbox = Outbox()
         self._bound = outbox_bytes
         self._clock = clock
         self._meter = meter
         self._on_released = on_released
 
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         # Under the lock.
-        self._outbox: list[TokenDelta] = []
-        self._outbox_size = 0
         self._running = set(range(len(choices)))
         self._reasons: dict[int, FinishReason] = {}
         self._verdict: RequestError | None = None
         self._abandoned = False
         self._released = False
-        self._wakers: list[Callable[[], None]] = []
-        self._notify: Callable[[], None] | None = None
         self._scheduled: float | None = None
         self._first_token: float | None = None
         self._closed_at = request.arrival
@@ -81,15 +71,15 @@ class Stream:
     def accept(self, deltas: Sequence[TokenDelta]) -> None:
         """The engine's sink: never blocks, never raises."""
         now = self._clock()
-        with self._changed:
-            for delta in deltas:
-                if delta.choice in self._running:
-                    self._put(delta, now)
-            closed = not self._running
+        with self._lock:
+            kept = [delta for delta in deltas if delta.choice in self._running]
+            for delta in kept:
+                self._note(delta, now)
+            self._outbox.put(kept)
+            closed = bool(kept) and not self._running
             if closed:
                 self._close(now)
-            overflow = not closed and self._outbox_size > self._bound
-            wakers = self._take_wakers()
+            overflow = bool(self._running) and self._outbox.size > self._bound
         if overflow:
             self.abort(
                 SlowReader(
@@ -99,18 +89,16 @@ class Stream:
             )
         if closed:
             self._release()
-        for wake in wakers:
-            wake()
+        if kept:
+            self._outbox.wake()
 
-    def _put(self, delta: TokenDelta, now: float) -> None:
+    def _note(self, delta: TokenDelta, now: float) -> None:
         if self._scheduled is None:
             self._scheduled = delta.first_scheduled
         if delta.token_ids:
             if self._first_token is None:
                 self._first_token = now
             self._meter.tokens(delta.choice, len(delta.token_ids), now)
-        self._outbox.append(delta)
-        self._outbox_size += _size(delta)
         if delta.finish_reason is not None:
             self._running.discard(delta.choice)
             self._reasons[delta.choice] = delta.finish_reason
@@ -129,15 +117,10 @@ class Stream:
 
     def _release(self) -> None:
         """Tell the owner, once, that the caller's request id is free again."""
-        with self._changed:
+        with self._lock:
             released, self._released = self._released, True
         if not released:
             self._on_released()
-
-    def _take_wakers(self) -> list[Callable[[], None]]:
-        self._changed.notify_all()
-        wakers, self._wakers = self._wakers, []
-        return wakers if self._notify is None else [*wakers, self._notify]
 
     # The caller's side
 
@@ -149,13 +132,13 @@ class Stream:
     @property
     def closed(self) -> bool:
         """The engine owes nothing more; what it made may still be there to pull."""
-        with self._changed:
+        with self._lock:
             return not self._running
 
     def cancel(self) -> None:
         """The caller went away or wants no more. The engine ends the choices within two dispatches; a consumer that
         stays gets their last deltas, with finish_reason cancelled. The request id is free at once. Idempotent."""
-        with self._changed:
+        with self._lock:
             first, self._abandoned = not self._abandoned, True
             running = bool(self._running)
             if first and not running:
@@ -167,26 +150,21 @@ class Stream:
     def abort(self, error: RequestError) -> None:
         """End the request with an error now, without waiting for the engine; what is in the outbox is still given
         out before it."""
-        with self._changed:
+        with self._lock:
             if not self._running:
                 return
             self._running.clear()
             self._verdict = error
             self._close(self._clock())
-            wakers = self._take_wakers()
         self._engine.cancel(self._request.request_id)
         self._release()
-        for wake in wakers:
-            wake()
+        self._outbox.close()
+        self._outbox.wake()
 
     def notify(self, callback: Callable[[], None] | None) -> None:
         """Call this from the engine's thread whenever there is something to pull, and once now where there is: for
         one thread that serves many streams with ``pull(timeout=0)``. It must not block. None ends it."""
-        with self._changed:
-            self._notify = callback
-            ready = self._ready()
-        if callback is not None and ready:
-            callback()
+        self._outbox.notify(callback)
 
     def pull(self, timeout: float | None = None) -> list[Delta] | None:
         """All that is there, one Delta a choice. Waits for something, at most ``timeout`` seconds (then: ``[]``).
@@ -196,12 +174,8 @@ class Stream:
             deltas = self._assemble()
             if deltas:
                 return deltas
-            with self._changed:
-                left = None if until is None else until - time.monotonic()
-                if not self._ready() and (left is None or left > 0):
-                    self._changed.wait(left)
-                elif not self._ready():
-                    return []
+            if not self._outbox.wait(None if until is None else until - time.monotonic()):
+                return []
         return None
 
     def __iter__(self) -> Iterator[list[Delta]]:
@@ -221,38 +195,16 @@ class Stream:
             deltas = self._assemble()
             if deltas:
                 return deltas
-            await self._wait()
+            await self._outbox.wait_async()
         raise StopAsyncIteration
-
-    async def _wait(self) -> None:
-        loop = asyncio.get_running_loop()
-        woken = loop.create_future()
-
-        def wake() -> None:
-            # A closed loop has no consumer left to wake.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(_resolve, woken)
-
-        with self._changed:
-            if self._ready():
-                return
-            self._wakers.append(wake)
-        try:
-            await woken
-        finally:
-            with self._changed, contextlib.suppress(ValueError):
-                self._wakers.remove(wake)
-
-    def _ready(self) -> bool:
-        return bool(self._outbox) or self._verdict is not None
 
     def _assemble(self) -> list[Delta]:
         """Empty the outbox into deltas; [] where nothing new is to be said."""
-        with self._changed:
-            batch, self._outbox, self._outbox_size = self._outbox, [], 0
+        with self._lock:
+            # Before the outbox is taken: after a verdict nothing is put, so that then all is taken.
             verdict = self._verdict
         touched: dict[int, Choice] = {}
-        for delta in batch:
+        for delta in self._outbox.take():
             choice = self._choices[delta.choice]
             if choice.finish is not None:
                 continue
@@ -271,7 +223,7 @@ class Stream:
 
     def _end_at_engine(self, index: int) -> None:
         """A stop string ended a choice: the engine need not go on with it."""
-        with self._changed:
+        with self._lock:
             running = index in self._running
             self._running.discard(index)
             closed = running and not self._running
@@ -285,11 +237,10 @@ class Stream:
     def _emit(self, choices: Sequence[Choice]) -> list[Delta]:
         deltas = [choice.emit(self.request_id) for choice in choices]
         for choice in choices:
-            if choice.finish is None:
-                continue
-            self._failure = self._failure or choice.error
-            with self._changed:
-                self._meter.finished(choice.index, choice.finish, scheduled=self._scheduled, now=self._closed_at)
+            if choice.finish is not None:
+                self._failure = self._failure or choice.error
+                with self._lock:
+                    self._meter.finished(choice.index, choice.finish, scheduled=self._scheduled, now=self._closed_at)
         if deltas and all(choice.finish is not None for choice in self._choices):
             deltas[-1] = replace(deltas[-1], usage=self._usage(), timings=self._timings())
             self._ended = True
@@ -309,18 +260,6 @@ class Stream:
             ttft=0.0 if self._first_token is None else self._first_token - arrival,
             total=end - arrival,
         )
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
-
-
-def _size(delta: TokenDelta) -> int:
-    size = DELTA_BYTES + TOKEN_BYTES * len(delta.token_ids)
-    for logprob in delta.logprobs or ():
-        size += LOGPROB_BYTES + TOP_LOGPROB_BYTES * len(logprob.top)
-    return size
 
 
 def _error_of(delta: TokenDelta) -> RequestError | None:

@@ -1,0 +1,121 @@
+"""From what a caller wrote to what an engine takes: checked, templated, tokenized."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from jserve.engine.contract import EngineLimits
+from jserve.errors import ConfigError, InvalidRequest, TemplateError, Unsupported
+from jserve.request import MAX_STOP_TOKENS, Message, Prompt, ResolvedSampling, SamplingParams
+from jserve.serving import limits
+from jserve.text.chat_template import ChatTemplate
+from jserve.text.tokenizer import Tokenizer
+
+__all__ = ["Prepared", "Preparer"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    prompt_ids: tuple[int, ...]
+    sampling: ResolvedSampling
+    stop: tuple[str, ...]
+    """Stop strings, each once."""
+    include_stop: bool
+
+
+class Preparer:
+    """Stateless after construction; safe from any thread. Cheap checks come first, the tokenizer last."""
+
+    def __init__(
+        self,
+        *,
+        tokenizer: Tokenizer | None,
+        chat_template: ChatTemplate | None,
+        defaults: SamplingParams,
+        eos_ids: Sequence[int],
+        engine_limits: EngineLimits,
+        model_name: str,
+    ) -> None:
+        """Raises ConfigError where the checkpoint's defaults or EOS ids cannot be served."""
+        self._tokenizer = tokenizer
+        self._template = chat_template
+        self._defaults = defaults
+        self._eos_ids = tuple(dict.fromkeys(eos_ids))
+        self._limits = engine_limits
+        self._model_name = model_name
+        self.max_prompt_bytes = 0 if tokenizer is None else engine_limits.max_model_len * tokenizer.longest_token_bytes
+        self._check_checkpoint()
+
+    def prepare(self, prompt: Prompt, params: SamplingParams) -> Prepared:
+        """Raises InvalidRequest or Unsupported, in words for the caller."""
+        sampling = self._resolve(params)
+        stop = limits.check_stop_strings(params.stop)
+        if stop and self._tokenizer is None:
+            raise Unsupported(f"model {self._model_name!r} has no tokenizer, so stop strings cannot be found")
+        prompt_ids = self.prompt_ids(prompt)
+        if not prompt_ids:
+            raise InvalidRequest("the prompt has 0 tokens; give at least one")
+        sampling = limits.check_max_tokens(
+            sampling, params.max_tokens, prompt_tokens=len(prompt_ids), limits=self._limits
+        )
+        return Prepared(prompt_ids=prompt_ids, sampling=sampling, stop=stop, include_stop=bool(params.include_stop))
+
+    def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
+        """Text: by the tokenizer's own rule for BOS. A chat: through the template. Ids: untouched."""
+        if isinstance(prompt, str):
+            tokenizer = self._need_tokenizer()
+            limits.check_text(prompt, max_bytes=self.max_prompt_bytes, limits=self._limits)
+            return tuple(tokenizer.encode(prompt, add_special=True))
+        indexable = hasattr(prompt, "__len__") and hasattr(prompt, "__getitem__")
+        if not indexable or isinstance(prompt, (bytes, bytearray, Mapping)):
+            raise InvalidRequest(
+                f"the prompt is of type {type(prompt).__name__}; give text, a list of token ids or a list of messages"
+            )
+        if len(prompt) and isinstance(prompt[0], Mapping):
+            tokenizer = self._need_tokenizer()
+            # At most one BOS whoever writes it: the template, or the tokenizer where the model wants one.
+            return tuple(tokenizer.encode(self._render(prompt), add_special=True))  # type: ignore[arg-type]
+        return limits.check_prompt_ids(prompt, limits=self._limits)  # type: ignore[arg-type]
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        if self._template is None:
+            raise TemplateError(f"model {self._model_name!r} has no chat template; send raw text or token ids")
+        checked = limits.check_messages(messages, max_bytes=self.max_prompt_bytes, limits=self._limits)
+        return self._template.render(checked)
+
+    def _need_tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            raise Unsupported(f"model {self._model_name!r} has no tokenizer; send token ids")
+        return self._tokenizer
+
+    def _resolve(self, params: SamplingParams) -> ResolvedSampling:
+        return limits.resolve_sampling(
+            params,
+            defaults=self._defaults,
+            eos_ids=self._eos_ids,
+            vocab_size=self._limits.vocab_size,
+            max_model_len=self._limits.max_model_len,
+        )
+
+    def _check_checkpoint(self) -> None:
+        """The checkpoint's own defaults pass the same bounds as a request's, once, at start."""
+        extra = [
+            field.name
+            for field in fields(SamplingParams)
+            if field.name not in limits.DEFAULTABLE and getattr(self._defaults, field.name) != field.default
+        ]
+        if extra:
+            raise ConfigError(
+                f"{', '.join(extra)} cannot be a generation default; allowed: {', '.join(limits.DEFAULTABLE)}"
+            )
+        bad = [token for token in self._eos_ids if not 0 <= token < self._limits.vocab_size]
+        if bad or len(self._eos_ids) > MAX_STOP_TOKENS:
+            raise ConfigError(
+                f"the checkpoint's EOS ids are {list(self._eos_ids)}; allowed are {MAX_STOP_TOKENS} ids of "
+                f"0..{self._limits.vocab_size - 1}"
+            )
+        try:
+            self._resolve(SamplingParams())
+        except InvalidRequest as error:
+            raise ConfigError(f"the checkpoint's generation defaults cannot be served: {error}") from None
