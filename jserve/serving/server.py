@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
@@ -79,6 +79,8 @@ class Server:
 
     def start(self) -> Addresses:
         """Open the doors that the settings name. ConfigError where one cannot be opened; then none is open."""
+        if self._loop is not None or self._closed:
+            raise RuntimeError("a server starts once")
         self._check_addresses()
         try:
             return self._open()
@@ -99,14 +101,15 @@ class Server:
             self._watchdog.drain()
             self._frontend.refuse("the server is shutting down and takes no new requests; ask another one")
             grace_s = self._config.grace_s if grace_s is None else grace_s
-            with ThreadPoolExecutor(max_workers=2, thread_name_prefix="jserve-drain") as pool:
+            with ExitStack() as then:
+                if self._loop is not None:
+                    then.callback(self._loop.close)
+                if self._metrics_server is not None:
+                    then.callback(self._metrics_server.close)
+                then.callback(self._watchdog.stop)
+                pool = then.enter_context(ThreadPoolExecutor(max_workers=2, thread_name_prefix="jserve-drain"))
                 for closing in [pool.submit(door.stop, grace_s) for door in self._doors()]:
                     closing.result()
-            self._watchdog.stop()
-            if self._metrics_server is not None:
-                self._metrics_server.close()
-            if self._loop is not None:
-                self._loop.close()
 
     def stop(self) -> None:
         """Drain without grace."""
@@ -128,7 +131,8 @@ class Server:
                 drained.result()
                 return 0
             log.warning("%s: the grace ends now", _name(second))
-            self._force()
+            # Aside, for what hangs could hang this too.
+            threading.Thread(target=self._force, name="jserve-force", daemon=True).start()
             try:
                 last = events.get(timeout=_FORCE_S)
             except queue.Empty:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jserve.config import ServeConfig
+from jserve.observe.metrics import Metrics
 from jserve.request import SamplingParams, ServedModel
 from jserve.serving.frontend import DEFAULT_OUTBOX_BYTES, Frontend
 from jserve.serving.server import Addresses, Server
@@ -34,7 +35,11 @@ class FakeServer:
 
 
 def fake_frontend(
-    engine: FakeEngine, *, defaults: SamplingParams | None = None, outbox_bytes: int = DEFAULT_OUTBOX_BYTES
+    engine: FakeEngine,
+    *,
+    defaults: SamplingParams | None = None,
+    metrics: Metrics | None = None,
+    outbox_bytes: int = DEFAULT_OUTBOX_BYTES,
 ) -> Frontend:
     """A frontend with ByteTokenizer and its chat template, serving the model "fake"."""
     limits = engine.limits
@@ -55,6 +60,7 @@ def fake_frontend(
             page_size=limits.page_size,
             has_chat_template=True,
         ),
+        metrics=metrics,
         outbox_bytes=outbox_bytes,
     )
 
@@ -77,9 +83,12 @@ def fake_server(
     config = ServeConfig(**(doors | settings))
     engine = engine or FakeEngine()
     with engine:
-        frontend = fake_frontend(engine, defaults=defaults, outbox_bytes=outbox_bytes)
+        metrics = Metrics(model_name="fake", engine=engine)
+        frontend = fake_frontend(engine, defaults=defaults, metrics=metrics, outbox_bytes=outbox_bytes)
         try:
-            with Server(config, frontend, engine, stall_s=stall_s, watch_interval_s=watch_interval_s) as server:
+            with Server(
+                config, frontend, engine, metrics, stall_s=stall_s, watch_interval_s=watch_interval_s
+            ) as server:
                 yield FakeServer(addresses=server.start(), server=server, frontend=frontend, engine=engine)
         finally:
             frontend.close()

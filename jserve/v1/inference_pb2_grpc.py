@@ -72,8 +72,9 @@ class InferenceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GenerateStream(self, request_iterator, context):
-        """Many requests over one stream, each told apart by its request_id. A bad request fails alone: its
-        last message has finish_reason "error", with error and error_code.
+        """Many requests over one stream, each told apart by its request_id, which may not be empty here. At most
+        256 may be unfinished at once. A bad request fails alone: its last message has finish_reason "error", with
+        error and error_code. The call ends after the half-close and the last message.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

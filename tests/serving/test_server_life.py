@@ -1,10 +1,12 @@
 """A server's life: signals to real processes, drains, and starts that fail."""
 
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -161,6 +163,36 @@ def test_new_requests_of_an_open_stream_are_refused_while_draining():
             draining.result()
     assert (last["new"].finish_reason, last["new"].error_code) == ("error", "JS-SRV-01")
     assert last["old"].finish_reason == "length"
+
+
+def test_all_doors_open_and_close_together():
+    with fake_server(flight_address="127.0.0.1:0", metrics_address="127.0.0.1:0") as served:
+        addresses = [address.removeprefix("grpc://") for address in vars(served.addresses).values()]
+        assert len({address.rpartition(":")[2] for address in addresses}) == 3
+        with grpc.insecure_channel(served.grpc) as channel:
+            assert outcome(inference_pb2_grpc.InferenceStub(channel).Generate(request(3))) == (3, "ok", None)
+        with urllib.request.urlopen(f"http://{served.addresses.metrics}/metrics") as page:
+            assert (
+                'jserve_request_success_total{finished_reason="length",model_name="fake"} 1.0' in page.read().decode()
+            )
+        served.server.stop()
+        for address in addresses:
+            host, _, port = address.rpartition(":")
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection((host, int(port)))
+        with pytest.raises(RuntimeError, match="starts once"):
+            served.server.start()
+
+
+def test_a_door_that_cannot_open_closes_the_others():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with (
+            pytest.raises(ConfigError, match=f"{port} cannot be opened"),
+            fake_server(flight_address="127.0.0.1:0", metrics_address="127.0.0.1:0", grpc_address=f"127.0.0.1:{port}"),
+        ):
+            pass
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("jserve")]
 
 
 def test_stop_is_idempotent_and_safe_before_start():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 
@@ -27,8 +27,11 @@ MAX_LIVE = 256
 class _Live:
     """A request from its message until its last response is written."""
 
+    before: _Live | None
+    """The cancelled request that had the same id, until its last response is written."""
     stream: Stream | None = None
     cancelled: bool = False
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -40,7 +43,8 @@ class Exchange:
     """Reads requests until the client half-closes; each runs as a task of its own and fails alone.
 
     The tasks share the call's writer through a lock. A task pulls from its Stream only when what it pulled
-    before is written, so what a slow reader leaves unread waits in each Stream's bounded outbox.
+    before is written, so what a slow reader leaves unread waits in each Stream's bounded outbox. The id of a
+    cancelled request may be used again at once: its namesake starts when the last response of it is written.
     """
 
     def __init__(self, frontend: Frontend, place: Place, write: Write, *, deadline: float | None) -> None:
@@ -50,6 +54,7 @@ class Exchange:
         self._writing = asyncio.Lock()
         self._deadline = deadline
         self._live: dict[str, _Live] = {}
+        self._unfinished = 0
         self._reading = False
 
     async def run(self, messages: AsyncIterable[pb.GenerateStreamRequest]) -> None:
@@ -74,15 +79,16 @@ class Exchange:
                     # Written here, not in a task: a client that only sends is not read any further.
                     await self._write(_last_response(request_id, refusal))
                     continue
-                live = self._live[request_id] = _Live()
-                self._note()
+                live = self._live[request_id] = _Live(before=self._live.get(request_id))
+                self._note(unfinished=1)
                 tasks.create_task(self._serve(message.generate, live))
             self._note(reading=False)
 
-    def _note(self, *, reading: bool | None = None) -> None:
+    def _note(self, *, reading: bool | None = None, unfinished: int = 0) -> None:
         """Tell a drain whether this call waits for nothing but its client."""
         self._reading = self._reading if reading is None else reading
-        self._place.resting = self._reading and not self._live
+        self._unfinished += unfinished
+        self._place.resting = self._reading and not self._unfinished
 
     def _refusal(self, message: pb.GenerateStreamRequest) -> JserveError | None:
         request_id = message.generate.request_id
@@ -90,14 +96,17 @@ class Exchange:
             return InvalidRequest("the message is empty; set generate or cancel")
         if not request_id:
             return InvalidRequest("requests of a stream are told apart by request_id; this one has none")
-        if request_id in self._live:
+        if request_id in self._live and not self._live[request_id].cancelled:
             return DuplicateRequest(f"request id {request_id!r} is in use by a live request of this stream")
-        if len(self._live) >= MAX_LIVE:
+        if self._unfinished >= MAX_LIVE:
             return QueueFull(f"{MAX_LIVE} requests of this stream are unfinished and no more may be; try again later")
         return None
 
     async def _serve(self, request: pb.GenerateRequest, live: _Live) -> None:
         try:
+            if live.before is not None:
+                await live.before.ended.wait()
+                live.before = None
             live.stream = await open_stream(self._frontend, request, deadline=self._deadline)
             if live.cancelled:
                 live.stream.cancel()
@@ -107,8 +116,10 @@ class Exchange:
         except Exception as error:
             await self._write(_last_response(request.request_id, public(error)))
         finally:
-            del self._live[request.request_id]
-            self._note()
+            if self._live[request.request_id] is live:
+                del self._live[request.request_id]
+            live.ended.set()
+            self._note(unfinished=-1)
 
     async def _write(self, response: pb.GenerateResponse) -> None:
         async with self._writing:

@@ -1,5 +1,6 @@
 """The gRPC door itself: limits, health, reflection, pings, and clients that vanish."""
 
+import dataclasses
 import os
 import random
 import signal
@@ -55,26 +56,16 @@ def test_health_watch_tells_a_failed_engine():
         assert served.server.health == "failed"
 
 
-def test_health_is_not_serving_until_the_engine_is_ready():
+def test_health_is_not_serving_until_the_engine_is_ready(monkeypatch):
     engine = FakeEngine()
     stats = engine.stats
     ready = threading.Event()
-
-    def starting():
-        return stats() if ready.is_set() else _not_ready(stats())
-
-    engine.stats = starting
+    monkeypatch.setattr(engine, "stats", lambda: dataclasses.replace(stats(), ready=ready.is_set()))
     with fake_server(engine, watch_interval_s=0.01) as served, grpc.insecure_channel(served.grpc) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
         assert next(watch).status == NOT_SERVING
         ready.set()
         assert next(watch).status == SERVING
-
-
-def _not_ready(stats):
-    import dataclasses
-
-    return dataclasses.replace(stats, ready=False)
 
 
 def test_reflection_lists_and_describes_the_service(channel):
@@ -283,7 +274,7 @@ def test_300_clients_that_leave_in_prefill_decode_or_at_the_last_token_leave_not
     assert "Traceback" not in caplog.text
 
 
-def test_killed_client_processes_leave_nothing_behind(served):
+def test_killed_client_processes_leave_nothing_behind():
     code = """if True:
         import sys
         from jserve.client import Client
@@ -294,10 +285,11 @@ def test_killed_client_processes_leave_nothing_behind(served):
         print("decoding", flush=True)
         input()
     """
-    served.engine.token_delay_s = 0.02
-    command = [sys.executable, "-c", code, served.grpc]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
-        assert client.stdout.readline() == "decoding\n"
-        os.kill(client.pid, signal.SIGKILL)
-    assert served.engine.wait_idle(2)
-    assert len(served.engine.cancelled) == 20
+    engine = FakeEngine(max_num_seqs=20, token_delay_s=0.05)
+    with fake_server(engine) as served:
+        command = [sys.executable, "-c", code, served.grpc]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
+            assert client.stdout.readline() == "decoding\n"
+            os.kill(client.pid, signal.SIGKILL)
+        assert engine.wait_idle(2)
+        assert len(engine.cancelled) == 20

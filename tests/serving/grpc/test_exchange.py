@@ -136,17 +136,13 @@ def test_a_cancel_right_behind_its_request_is_not_lost(served, stub):
 
 
 def test_a_cancelled_id_may_be_used_again_at_once(served, stub):
-    served.engine.token_delay_s = 0.002
-    sender = Sender(stub)
-    for _ in range(20):
-        sender.send(generate("x"))
-        next(sender.call)
-        sender.send(cancel("x"))
-        while not next(sender.call).HasField("usage"):
-            pass
-    sender.send(generate("x", max_tokens=2))
-    sender.close()
-    assert ids_of(sender.call) == [fake_token(b"a", 0, i) for i in range(2)]
+    served.engine.token_delay_s = 0.001
+    messages = [message for _ in range(100) for message in (generate("x"), cancel("x"))]
+    responses = list(stub.GenerateStream(iter([*messages, generate("x", max_tokens=2)])))
+    ends = [response.finish_reason for response in responses if response.HasField("usage")]
+    assert ends == ["cancelled"] * 100 + ["length"]
+    last = len(responses) - next(i for i, r in enumerate(responses[-2::-1]) if r.HasField("usage")) - 1
+    assert ids_of(responses[last:]) == [fake_token(b"a", 0, i) for i in range(2)]
 
 
 def test_the_requests_of_a_stream_are_bounded():
