@@ -64,7 +64,9 @@ def describe(served: ServedModel, doors: Addresses, config: ServeConfig) -> list
         ("cache", f"{served.num_pages} pages of {served.page_size} = {tokens} tokens"),
         ("room", f"about {fit} sequences at {served.max_model_len} tokens; {config.max_num_seqs} at once at most"),
     ]
-    table += [(door, address) for door, address in asdict(doors).items() if address]
+    table += [(door, address) for door, address in (("grpc", doors.grpc), ("flight", doors.flight)) if address]
+    if doors.metrics is not None:
+        table.append(("metrics", f"http://{doors.metrics}/metrics"))
     if doors.grpc is not None:
         table += [
             ("shell", f'jserve generate --address {doors.grpc} "What is gravity?"'),
