@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from jserve.errors import InvalidRequest, PromptTooLong
@@ -85,32 +86,36 @@ def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
 def sampling_to_proto(params: SamplingParams) -> pb.SamplingParams:
     """The wire form; InvalidRequest for values that no field can hold, such as a negative max_tokens."""
     given: dict[str, Any] = {name: getattr(params, name) for name in _OPTIONAL if getattr(params, name) is not None}
-    try:
+    if isinstance(params.stop, str):
+        raise InvalidRequest(f"stop is {params.stop!r:.60}; it must be a list of strings")  # not its characters
+    with _refused("a sampling field has a value out of its range"):
         return pb.SamplingParams(stop=params.stop, stop_token_ids=params.stop_token_ids, **given)
-    except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"a sampling field has a value out of its range: {error}") from None
 
 
 def generate_request(prompt: Prompt, params: SamplingParams, *, request_id: str, model: str) -> pb.GenerateRequest:
     """A caller's prompt and parameters in wire form; InvalidRequest for what is no Prompt."""
-    request = pb.GenerateRequest(request_id=request_id, model=model, sampling=sampling_to_proto(params))
-    if isinstance(prompt, str):
-        request.text = prompt
-    elif _is_chat(prompt):
+    sampling = sampling_to_proto(params)
+    with _refused("the request cannot be sent"):
+        request = pb.GenerateRequest(request_id=request_id, model=model, sampling=sampling)
+        if isinstance(prompt, str):
+            request.text = prompt
+            return request
+    if _is_chat(prompt):
         request.chat.CopyFrom(_chat(prompt))
-    else:
-        ids: Any = prompt
-        try:
-            request.tokens.CopyFrom(pb.TokenPrompt(ids=ids))
-        except (TypeError, ValueError) as error:
-            raise InvalidRequest(f"the prompt is no text, no chat and no list of token ids: {error}") from None
+        return request
+    ids: Any = prompt
+    with _refused("the prompt is no text, no chat and no list of token ids"):
+        if isinstance(prompt, bytes | bytearray):
+            raise TypeError(f"it is of type {type(prompt).__name__}")  # not its bytes as ids
+        request.tokens.CopyFrom(pb.TokenPrompt(ids=ids))
     return request
 
 
 def tokenize_request(prompt: Prompt, *, model: str) -> pb.TokenizeRequest:
     """A text or chat in wire form; InvalidRequest for token ids, which need no tokenizing."""
     if isinstance(prompt, str):
-        return pb.TokenizeRequest(model=model, text=prompt)
+        with _refused("the request cannot be sent"):
+            return pb.TokenizeRequest(model=model, text=prompt)
     if _is_chat(prompt):
         return pb.TokenizeRequest(model=model, chat=_chat(prompt))
     raise InvalidRequest("only text (str) and chat (list of messages) can be tokenized; this prompt is neither")
@@ -126,11 +131,18 @@ def _chat(turns: Any) -> pb.ChatPrompt:
         # protobuf takes None for absent and would send an empty text.
         if not (isinstance(turn, Mapping) and set(turn) == {"role", "content"}) or None in turn.values():
             raise InvalidRequest(f"chat message {i} needs exactly role and content, both str; given: {turn!r:.200}")
-        try:
+        with _refused(f"chat message {i} cannot be sent"):
             chat.messages.add(**turn)
-        except (TypeError, ValueError) as error:
-            raise InvalidRequest(f"chat message {i}: {error}") from None
     return chat
+
+
+@contextmanager
+def _refused(words: str) -> Iterator[None]:
+    """What protobuf refuses (wrong types, numbers out of range, lone surrogates) as InvalidRequest."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"{words}: {error}") from None
 
 
 def delta_to_proto(delta: Delta) -> pb.GenerateResponse:

@@ -76,6 +76,9 @@ def test_values_that_no_field_holds_are_refused_by_the_client(params):
 @pytest.mark.parametrize(
     "prompt",
     [
+        "\ud800",
+        b"bytes",
+        {"role": "user", "content": "a"},
         [1.5],
         [2**31],
         ["a"],
@@ -85,12 +88,18 @@ def test_values_that_no_field_holds_are_refused_by_the_client(params):
         [{"role": "user", "content": "a", "name": "b"}],
         [{"role": "user", "content": "a"}, "b"],
         [{"role": "user", "content": 3}],
+        [{"role": "user", "content": "\ud800"}],
     ],
     ids=repr,
 )
 def test_what_is_no_prompt_is_refused_by_the_client(prompt):
     with pytest.raises(InvalidRequest):
         convert.generate_request(prompt, SamplingParams(), request_id="", model="")
+
+
+def test_a_stop_string_is_not_taken_for_its_characters():
+    with pytest.raises(InvalidRequest, match="'END'; it must be a list"):
+        convert.sampling_to_proto(SamplingParams(stop="END"))
 
 
 def test_token_ids_need_no_tokenizing():
