@@ -144,7 +144,8 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True)
 class Timings:
-    """Seconds. ``queue``: arrival to first scheduled; ``ttft``: arrival to first token; ``total``."""
+    """Seconds. ``queue``: arrival to first scheduled, or to the end if it never was; ``ttft``: arrival to first
+    token, 0 without one; ``total``."""
 
     queue: float
     ttft: float

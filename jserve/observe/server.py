@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -95,7 +96,9 @@ class _HTTPServer(ThreadingHTTPServer):
                     connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        log.debug("a metrics request failed", exc_info=True)
+        # A client that goes away is nobody's fault; anything else is ours.
+        level = logging.DEBUG if isinstance(sys.exception(), OSError) else logging.ERROR
+        log.log(level, "a metrics request failed", exc_info=True)
 
 
 def _handler(render: Callable[[], bytes]) -> type[BaseHTTPRequestHandler]:

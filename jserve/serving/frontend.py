@@ -55,7 +55,8 @@ class Frontend:
 
     ``defaults`` are the checkpoint's generation defaults (temperature, top_p, top_k and min_p; None where it says
     nothing). ``clock`` is monotonic seconds, the engine's own. ``outbox_bytes`` bounds what may wait unread in
-    each stream. Raises ConfigError where the defaults or the EOS ids cannot be served.
+    each stream. Raises ConfigError where the defaults or the EOS ids cannot be served, UnsupportedModel where the
+    tokenizer's decoder is not built.
     """
 
     model: ServedModel
@@ -89,6 +90,8 @@ class Frontend:
             engine_limits=engine.limits,
             model_name=model.name,
         )
+        if tokenizer is not None:
+            Detokenizer(tokenizer)  # An unknown decoder is found now, not by the first request.
         self._workers = ThreadPoolExecutor(workers, thread_name_prefix="jserve-text")
         self._serial = itertools.count()
         self._lock = threading.Lock()
@@ -113,7 +116,7 @@ class Frontend:
         """
         live = self._reserve(request_id, model=model, deadline=deadline)
         try:
-            return self._start(await self._on_worker(lambda: self._preparer.prepare(prompt, params)), live)
+            return self._start(*await self._on_worker(lambda: self._prepare(prompt, params)), live)
         except BaseException:
             self._forget(live)
             raise
@@ -130,7 +133,7 @@ class Frontend:
         """``open`` for a caller that has a thread of its own: the preparing is done on it."""
         live = self._reserve(request_id, model=model, deadline=deadline)
         try:
-            return self._start(self._preparer.prepare(prompt, params), live)
+            return self._start(*self._prepare(prompt, params), live)
         except BaseException:
             self._forget(live)
             raise
@@ -196,7 +199,7 @@ class Frontend:
             live = self._live[request_id] = _Live(request_id, arrival, deadline)
         return live
 
-    def _start(self, prepared: Prepared, live: _Live) -> Stream:
+    def _start(self, prepared: Prepared, choices: list[Choice], live: _Live) -> Stream:
         self._check_deadline(live.deadline)
         # The engine's id is never used twice: a late answer to a cancelled request cannot reach its namesake.
         request = Request(
@@ -210,7 +213,7 @@ class Frontend:
             live.request_id,
             request,
             engine=self._engine,
-            choices=self._choices(prepared),
+            choices=choices,
             outbox_bytes=self._outbox_bytes,
             clock=self._clock,
             meter=RequestMeter(self._metrics, arrival=live.arrival, choices=prepared.sampling.n),
@@ -224,18 +227,6 @@ class Frontend:
         if stream.closed:  # Perhaps aborted between the two lines before; a second cancel harms nobody.
             self._engine.cancel(request.request_id)
         return stream
-
-    def _choices(self, prepared: Prepared) -> list[Choice]:
-        stops = StopStrings(prepared.stop) if prepared.stop else None
-        return [
-            Choice(
-                index,
-                detokenizer=None if self._tokenizer is None else Detokenizer(self._tokenizer),
-                stops=None if stops is None else StopMatcher(stops, include_stop=prepared.include_stop),
-                min_tokens=prepared.sampling.min_tokens,
-            )
-            for index in range(prepared.sampling.n)
-        ]
 
     def _forget(self, live: _Live) -> None:
         with self._lock:
@@ -252,6 +243,20 @@ class Frontend:
             raise DeadlineExceeded("the request's deadline passed before it was started")
 
     # Preparing
+
+    def _prepare(self, prompt: Prompt, params: SamplingParams) -> tuple[Prepared, list[Choice]]:
+        prepared = self._preparer.prepare(prompt, params)
+        stops = StopStrings(prepared.stop) if prepared.stop else None
+        choices = [
+            Choice(
+                index,
+                detokenizer=None if self._tokenizer is None else Detokenizer(self._tokenizer),
+                stops=None if stops is None else StopMatcher(stops, include_stop=prepared.include_stop),
+                min_tokens=prepared.sampling.min_tokens,
+            )
+            for index in range(prepared.sampling.n)
+        ]
+        return prepared, choices
 
     async def _on_worker(self, work: Callable[[], T]) -> T:
         def run() -> T:

@@ -193,6 +193,8 @@ def _first(*values: Any) -> Any:
 
 def _integer(name: str, value: Any) -> int:
     try:
+        if isinstance(value, bool):
+            raise TypeError
         return int(operator.index(value))
     except TypeError:
         raise InvalidRequest(f"{name} is {_show(value)}; it must be a whole number") from None
@@ -207,6 +209,8 @@ def _within(name: str, value: Any, low: int, high: int) -> int:
 
 def _real(name: str, value: Any, low: float, high: float) -> float:
     try:
+        if isinstance(value, (bool, str, bytes)):
+            raise TypeError
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         raise InvalidRequest(f"{name} is {_show(value)}; it must be a number") from None

@@ -163,7 +163,7 @@ class Stream:
 
     def notify(self, callback: Callable[[], None] | None) -> None:
         """Call this from the engine's thread whenever there is something to pull, and once now where there is: for
-        one thread that serves many streams with ``pull(timeout=0)``. It must not block. None ends it."""
+        one thread that serves many streams with ``pull(timeout=0)``. It must neither block nor raise. None ends it."""
         self._outbox.notify(callback)
 
     def pull(self, timeout: float | None = None) -> list[Delta] | None:
@@ -226,6 +226,7 @@ class Stream:
         with self._lock:
             running = index in self._running
             self._running.discard(index)
+            self._reasons[index] = FinishReason.STOP
             closed = running and not self._running
             if closed:
                 self._close(self._clock())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, MappingView, Sequence
 from itertools import chain
 from typing import Any
 
@@ -42,16 +42,19 @@ class Budget:
             raise OverBudget(f"it made a text or list larger than {self.max_size}")
 
     def weigh(self, value: Any) -> Any:
-        """Return the value; raise where, written out in full, it is too big. Shared parts count each time."""
-        if isinstance(value, str):
-            self.spend(len(value))
-        elif isinstance(value, Iterable) and not isinstance(value, Iterator):
+        """Return a value that was made; raise where, written out in full, it is too big."""
+        if is_sized(value):
             self.spend(weight(value, self.max_size))
         return value
 
+    def check(self, value: Any) -> None:
+        """The same for a value that is only passed on."""
+        if weight(value, self.max_size) > self.max_size:
+            self.spend(self.max_size + 1)
 
-def weight(value: Iterable[Any], limit: int) -> int:
-    """Items and characters of a value written out in full; stops counting beyond the limit."""
+
+def weight(value: Any, limit: int) -> int:
+    """Items and characters of a value written out in full, shared parts each time; stops beyond the limit."""
     total = 0
     waiting: list[Any] = [value]
     while waiting and total <= limit:
@@ -66,7 +69,8 @@ def weight(value: Iterable[Any], limit: int) -> int:
 
 
 def is_sized(value: Any) -> bool:
-    return isinstance(value, (str, Sequence, Mapping)) or type(value) in (type({}.items()), type({}.values()))
+    """Text, a list, a dict or a view of one; not what is made item by item."""
+    return isinstance(value, (str, Sequence, Mapping, MappingView))
 
 
 def check_width(width: int | str) -> int:

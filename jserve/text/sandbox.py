@@ -129,7 +129,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         __self.spent.tick()
         # A macro sees its arguments as a tuple and a dict: two more ways to build a list.
         named = {name: value for name, value in kwargs.items() if name not in ("_loop_vars", "_block_vars")}
-        __self.spent.weigh([args, named])
+        __self.spent.check([args, named])
         receiver = getattr(__obj, "__self__", None)
         if isinstance(receiver, str) and __obj.__name__ == "join":
             return __self._join(*args, d=receiver, **named)  # type: ignore[misc]

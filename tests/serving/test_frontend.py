@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+from tokenizers import decoders
 
 from jserve.errors import (
     ConfigError,
@@ -18,6 +19,7 @@ from jserve.errors import (
     QueueFull,
     TemplateError,
     Unsupported,
+    UnsupportedModel,
 )
 from jserve.request import FinishReason, SamplingParams, ServedModel
 from jserve.serving.frontend import Frontend
@@ -203,6 +205,13 @@ def test_a_bad_checkpoint_is_refused_at_start(make, changes, words):
         make(**changes)
 
 
+def test_a_tokenizer_that_cannot_stream_is_refused_at_start(make):
+    tokenizer = ByteTokenizer()
+    tokenizer.backend.decoder = decoders.WordPiece()
+    with pytest.raises(UnsupportedModel, match="WordPiece"):
+        make(tokenizer=tokenizer)
+
+
 def test_what_the_model_lacks_is_said(engine, make):
     with pytest.raises(TemplateError, match="'tiny' has no chat template; send raw text or token ids"):
         make(chat_template=None).open_sync(HI, FOUR)
@@ -359,3 +368,33 @@ def test_abort_all_ends_live_streams_with_their_tokens(engine, make):
         assert isinstance(stream.failure, Draining)
     assert engine.wait_idle()
     assert frontend.live == 0
+
+
+async def test_many_streams_at_once_some_cancelled(engine, make):
+    frontend = make()
+
+    async def one(i):
+        prompt = [97 + i % 20] * (i % 7 + 1)
+        length = 1 + i * 7 % 40
+        stream = await frontend.open(prompt, SamplingParams(max_tokens=length, n=i % 3 + 1))
+        ids = [[] for _ in range(i % 3 + 1)]
+        ends = []
+        async for batch in stream:
+            for delta in batch:
+                ids[delta.index].extend(delta.token_ids)
+                ends.append(delta.finish_reason)
+            if i % 5 == 0:
+                stream.cancel()
+        expected = [[fake_token(prompt, choice, k) for k in range(length)] for choice in range(i % 3 + 1)]
+        if i % 5:
+            assert ids == expected
+        else:
+            assert all(want[: len(got)] == got for got, want in zip(ids, expected, strict=True))
+        assert len(ends) - ends.count(None) == i % 3 + 1
+
+    for _ in range(3):
+        await asyncio.gather(*(one(i) for i in range(60)))
+    assert await asyncio.to_thread(engine.wait_idle)
+    assert frontend.live == 0
+    stats = engine.stats()
+    assert (stats.waiting, stats.running, stats.pages_in_use) == (0, 0, 0)

@@ -325,6 +325,15 @@ def test_cancel_asks_the_engine_once_and_its_end_is_counted_without_a_reader(eng
     assert (finished(metrics, "length"), finished(metrics, "cancelled")) == (1, 1)
 
 
+def test_a_stop_string_that_is_read_after_the_cancel_is_counted_as_such(engine, start, metrics):
+    stream = start(stop=("B",))
+    engine.say("AB")
+    stream.cancel()
+    assert joined(stream) == ("AB", "A", [STOP])
+    engine.say("", finish=FinishReason.CANCELLED)
+    assert [finished(metrics, reason.value) for reason in FinishReason] == [1, 0, 0, 0, 0]
+
+
 def test_cancel_after_the_end_does_nothing(engine, start, metrics):
     stream = start()
     engine.say("a", finish=LENGTH)
