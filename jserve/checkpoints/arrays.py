@@ -7,7 +7,8 @@ weights hardly shrink, and unpacking them doubles the time of a start.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,11 +79,12 @@ def write_arrays(path: Path, leaves: Mapping[tuple[str, ...], LazyArray], *, pro
 
 def describe_arrays(path: Path) -> dict[tuple[str, ...], ArrayInfo]:
     """Every array of the Orbax checkpoint at ``path``. Raises CheckpointError where its metadata is damaged."""
-    try:
+    with _orbax_errors(path):
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-            tree = checkpointer.metadata(path.absolute()).item_metadata.tree
-    except (ValueError, OSError, KeyError, AttributeError) as error:
-        raise CheckpointError(f"{path} is not a whole Orbax checkpoint: {_first_line(error)}") from error
+            item = checkpointer.metadata(path.absolute()).item_metadata
+        if item is None:
+            raise FileNotFoundError("its _METADATA is missing or cannot be read")
+        tree = item.tree
     return {
         leaf_path: ArrayInfo(shape=tuple(leaf.shape), dtype=np.dtype(leaf.dtype))
         for leaf_path, leaf in flatten(tree).items()
@@ -109,11 +111,8 @@ def restore_arrays(path: Path, wanted: Any) -> dict[Any, Any]:
     )
     tree = nest(asked)
     args = ocp.args.PyTreeRestore(item=tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree))
-    try:
-        with ocp.Checkpointer(handler) as checkpointer:
-            restored = jax.block_until_ready(checkpointer.restore(path.absolute(), args=args))
-    except (ValueError, OSError, KeyError) as error:
-        raise CheckpointError(f"cannot restore {path}: {_first_line(error)}") from error
+    with _orbax_errors(path), ocp.Checkpointer(handler) as checkpointer:
+        restored = jax.block_until_ready(checkpointer.restore(path.absolute(), args=args))
     return unflatten_like(wanted, flatten(restored))
 
 
@@ -133,8 +132,19 @@ def compare_arrays(
         raise CheckpointError("\n  ".join([f"{path} does not fit the model:", *wrong]))
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:300]
+@contextmanager
+def _orbax_errors(path: Path) -> Iterator[None]:
+    """Whatever Orbax and TensorStore raise over files that are damaged (bare Exception among it), as ours."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError:
+        raise  # A device without memory, say, is not the checkpoint's fault.
+    except Exception as error:
+        line = (str(error).splitlines() or [type(error).__name__])[0][:300]
+        raise CheckpointError(
+            f"{path} cannot be read as an Orbax checkpoint: {line}",
+            fix=f"see which file is damaged: jserve inspect --check {path.parent}",
+        ) from error
 
 
 class _LazyHandler(type_handlers.NumpyHandler):

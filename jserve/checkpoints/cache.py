@@ -6,6 +6,7 @@ process; the next maker clears away what a dead one left.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from typing import TypeVar
 import filelock
 
 from jserve.checkpoints.progress import Progress
+from jserve.config import cache_dir
 from jserve.errors import CheckpointError
 
 __all__ = ["make_new", "make_once"]
@@ -36,7 +38,7 @@ def make_once(final: Path, *, check: Callable[[Path], T], make: Callable[[Path],
             return check(final)
         except CheckpointError as error:
             progress.note(f"{error.message}; making it again")
-    with _only_maker(final, progress):
+    with _only_maker(final, final.with_name(f".{final.name}.lock"), progress):
         if final.is_dir():
             try:
                 return check(final)  # Another process made it in the meantime.
@@ -48,7 +50,9 @@ def make_once(final: Path, *, check: Callable[[Path], T], make: Callable[[Path],
 
 def make_new(final: Path, *, make: Callable[[Path], None], progress: Progress) -> None:
     """Make ``final`` as ``make_once`` does. Raises CheckpointError where it is there already."""
-    with _only_maker(final, progress):
+    # The lock is kept out of a folder that is not ours.
+    name = hashlib.sha256(str(final.absolute()).encode()).hexdigest()[:16]
+    with _only_maker(final, cache_dir() / "locks" / f"{name}.lock", progress):
         if final.exists() or final.is_symlink():
             raise CheckpointError(
                 f"{final} is there already; nothing was written", fix="name a folder that does not exist"
@@ -57,10 +61,11 @@ def make_new(final: Path, *, make: Callable[[Path], None], progress: Progress) -
 
 
 @contextmanager
-def _only_maker(final: Path, progress: Progress) -> Iterator[None]:
+def _only_maker(final: Path, lock_path: Path, progress: Progress) -> Iterator[None]:
     try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(final.with_name(f".{final.name}.lock"))
+        for folder in (final.parent, lock_path.parent):
+            folder.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(lock_path)
         try:
             lock.acquire(blocking=False)
         except filelock.Timeout:

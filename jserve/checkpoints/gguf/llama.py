@@ -108,7 +108,7 @@ def llama_config(file: GgufFile) -> LlamaConfig:
         "max_position": settings.size("context_length"),
     }
     for key in ("attention.value_length", "rope.dimension_count"):
-        settings.same(key, settings.size(key, head_dim), head_dim)
+        settings.only(key, settings.size(key, head_dim), head_dim)
     settings.finish()
     return LlamaConfig(**config, rope_scaling=_rope_scaling(file, settings, head_dim, config["rope_theta"]))
 
@@ -189,13 +189,15 @@ class _Settings:
         if table is None:
             self._wrong.append("tensor token_embd.weight is missing")
             return 0
-        if "vocab_size" in self.values:
-            self.same("vocab_size", self.size("vocab_size"), table.shape[0])
+        size = self.size("vocab_size", table.shape[0])
+        if size != table.shape[0]:
+            self._wrong.append(f"llama.vocab_size is {size}, and token_embd.weight has {table.shape[0]} rows")
         return table.shape[0]
 
-    def same(self, key: str, value: int, wanted: int) -> None:
-        if value != wanted and value and wanted:
-            self._wrong.append(f"llama.{key} is {value}; only {wanted}, the same as elsewhere in this file, is read")
+    def only(self, key: str, value: int, built: int) -> None:
+        """A setting for which one value is built."""
+        if value != built:
+            self._unsupported.append(f"llama.{key} = {value} (built: {built})")
 
     def finish(self) -> None:
         if self._wrong:

