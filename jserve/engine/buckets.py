@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 __all__ = ["Buckets"]
 
+_SMALLEST_MIXED = 32
+
 
 @dataclass(frozen=True, kw_only=True)
 class Buckets:
@@ -15,11 +17,15 @@ class Buckets:
     mixed: tuple[int, ...]
 
     @classmethod
-    def build(cls, *, max_num_seqs: int, max_num_tokens: int, smallest_mixed: int = 16) -> Buckets:
-        """Powers of two up to each limit, and the limit itself."""
+    def build(cls, *, max_num_seqs: int, max_num_tokens: int, decode_growth: int = 2) -> Buckets:
+        """From each limit downwards: rows by ``decode_growth`` to 1, tokens by 2 to a few dozen.
+
+        More rows than needed cost a decode step little, since its time goes into reading weights; more tokens than
+        needed cost a mixed step in proportion. Each size costs a compilation at the first start.
+        """
         return cls(
-            decode=_powers(1, max_num_seqs),
-            mixed=_powers(min(smallest_mixed, max_num_tokens), max_num_tokens),
+            decode=_sizes(max_num_seqs, growth=decode_growth, smallest=1),
+            mixed=_sizes(max_num_tokens, growth=2, smallest=_SMALLEST_MIXED),
         )
 
     def decode_for(self, rows: int) -> int:
@@ -29,9 +35,8 @@ class Buckets:
         return next(size for size in self.mixed if size >= tokens)
 
 
-def _powers(first: int, limit: int) -> tuple[int, ...]:
-    sizes = []
-    while first < limit:
-        sizes.append(first)
-        first *= 2
-    return (*sizes, limit)
+def _sizes(limit: int, *, growth: int, smallest: int) -> tuple[int, ...]:
+    sizes = [limit]
+    while sizes[-1] > smallest:
+        sizes.append(max(smallest, sizes[-1] // growth))
+    return tuple(reversed(sizes))

@@ -104,7 +104,12 @@ def build_engine(
         page_size=page_size,
         num_pages=memory.num_pages,
         max_steps=_MAX_STEPS,
-        buckets=Buckets.build(max_num_seqs=config.max_num_seqs, max_num_tokens=num_tokens),
+        buckets=Buckets.build(
+            max_num_seqs=config.max_num_seqs,
+            max_num_tokens=num_tokens,
+            # One or two cores compile: half the decode programs there.
+            decode_growth=4 if platform == "cpu" else 2,
+        ),
     )
     executor = Executor(
         graphdef=model.graphdef,

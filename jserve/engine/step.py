@@ -77,34 +77,29 @@ class EngineStep:
         table = jnp.where(table >= 0, table + first_page, total)  # out of the pool stays out of the pool
 
         def kernel(
-            q: jax.Array, k: jax.Array | None, v: jax.Array | None, cache: jax.Array, sinks: jax.Array | None
+            q: jax.Array,
+            k: jax.Array | None,
+            v: jax.Array | None,
+            cache: jax.Array,
+            sinks: jax.Array | None,
+            *where: jax.Array,
         ) -> tuple[jax.Array, ...]:
-            batch = self.batch
             return ragged_paged_attention(
-                q,
-                k,
-                v,
-                cache,
-                table,
-                batch.kv_lens,
-                batch.cu_q_lens,
-                batch.distribution,
-                scale=scale,
-                window=window,
-                soft_cap=soft_cap,
-                sinks=sinks,
+                q, k, v, cache, *where, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks
             )
 
         if self.mesh.shape["tensor"] > 1:
-            heads, cache = PartitionSpec(None, "tensor", None), cache_partition("tensor")
+            heads, cache, whole = PartitionSpec(None, "tensor", None), cache_partition("tensor"), PartitionSpec()
             kernel = jax.shard_map(
                 kernel,
                 mesh=self.mesh,
-                in_specs=(heads, heads, heads, cache, PartitionSpec("tensor")),
+                in_specs=(heads, heads, heads, cache, PartitionSpec("tensor"), whole, whole, whole, whole),
                 out_specs=(heads, cache),
                 check_vma=False,
             )
-        out, self.pools[pool] = kernel(q, k, v, self.pools[pool], sinks)
+        batch = self.batch
+        where = (table, batch.kv_lens, batch.cu_q_lens, batch.distribution)
+        out, self.pools[pool] = kernel(q, k, v, self.pools[pool], sinks, *where)
         return out
 
 

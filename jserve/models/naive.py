@@ -63,18 +63,27 @@ def _logits(graphdef: nnx.GraphDef[Any], params: Any, tokens: jax.Array) -> jax.
     return model.logits(x)
 
 
+def _padded(tokens: Sequence[int], room: int = 0) -> np.ndarray:
+    """``tokens`` and at least ``room`` zeros, at a round length: few compilations.
+
+    The zeros come later than every token that counts, so they are behind the causal mask.
+    """
+    out = np.zeros(-(-(len(tokens) + room) // 128) * 128, np.int32)
+    out[: len(tokens)] = tokens
+    return out
+
+
 def naive_logits(graphdef: nnx.GraphDef[Any], params: Mapping[str, Any], tokens: Sequence[int]) -> jax.Array:
     """The logits after each of the n ``tokens`` of one sequence: ``[n, V]``. ``params`` is the pure dict."""
-    return _logits(graphdef, params, jnp.asarray(tokens, jnp.int32))
+    return _logits(graphdef, params, jnp.asarray(_padded(tokens)))[: len(tokens)]
 
 
 def naive_generate(
     graphdef: nnx.GraphDef[Any], params: Mapping[str, Any], prompt_ids: Sequence[int], steps: int
 ) -> list[int]:
     """``steps`` greedy tokens after ``prompt_ids``; on ties the lowest id."""
-    # One length for all steps, so one compilation: tokens to come are behind the causal mask.
-    tokens = np.zeros(len(prompt_ids) + steps, np.int32)
-    tokens[: len(prompt_ids)] = prompt_ids
-    for n in range(len(prompt_ids), tokens.size):
-        tokens[n] = int(jnp.argmax(_logits(graphdef, params, jnp.asarray(tokens))[n - 1]))
-    return tokens[len(prompt_ids) :].tolist()
+    tokens = _padded(prompt_ids, steps)
+    for n in range(len(prompt_ids), len(prompt_ids) + steps):
+        logits = np.asarray(_logits(graphdef, params, jnp.asarray(tokens)))
+        tokens[n] = logits[n - 1].argmax()
+    return tokens[len(prompt_ids) : len(prompt_ids) + steps].tolist()

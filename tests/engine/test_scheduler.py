@@ -235,6 +235,17 @@ def test_the_head_of_the_queue_is_never_overtaken():
         assert {row.choice.request.request_id for row in plan.rows} == {"big"}
 
 
-@pytest.mark.parametrize(("rows", "bucket"), [(1, 1), (2, 2), (3, 4), (5, 6), (6, 6)])
-def test_buckets(rows, bucket):
-    assert Buckets.build(max_num_seqs=6, max_num_tokens=100).decode_for(rows) == bucket
+@pytest.mark.parametrize(
+    ("seqs", "tokens", "growth", "decode", "mixed"),
+    [
+        (32, 512, 2, (1, 2, 4, 8, 16, 32), (32, 64, 128, 256, 512)),
+        (32, 512, 4, (1, 2, 8, 32), (32, 64, 128, 256, 512)),
+        (1, 16, 2, (1,), (16,)),
+        (6, 100, 2, (1, 3, 6), (32, 50, 100)),
+    ],
+)
+def test_buckets(seqs, tokens, growth, decode, mixed):
+    buckets = Buckets.build(max_num_seqs=seqs, max_num_tokens=tokens, decode_growth=growth)
+    assert (buckets.decode, buckets.mixed) == (decode, mixed)
+    assert buckets.decode_for(seqs) == seqs
+    assert buckets.mixed_for(1) == mixed[0]
