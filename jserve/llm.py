@@ -1,13 +1,14 @@
 """A model inside a Python program, and the assembly that the server shares with it.
 
-    llm = LLM("pypi://...", dtype="float32")
-    out = llm.generate(["Once upon a time"], SamplingParams(temperature=0, max_tokens=48))
-    out[0].text, out[0].token_ids, out[0].finish_reason, out[0].usage
+llm = LLM("pypi://...", dtype="float32")
+out = llm.generate(["Once upon a time"], SamplingParams(temperature=0, max_tokens=48))
+out[0].text, out[0].token_ids, out[0].finish_reason, out[0].usage
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -77,9 +78,10 @@ def load(config: ServeConfig, *, progress: Progress = SILENT, model: ModelParts 
     """
     try:
         spec = MeshSpec.parse(config.mesh)
+        _make_cpu_devices(spec.size)
         mesh = spec.build()
     except ValueError as error:
-        raise MeshError(str(error), fix=f"there are {jax.device_count()} devices; on CPU: --mesh '' ") from None
+        raise MeshError(str(error), fix='a smaller --mesh, such as --mesh ""') from None
     source = _from_parts(model, config) if model is not None else _from_checkpoint(config, mesh, progress)
     try:
         shardings = param_shardings(source.state, mesh)
@@ -242,6 +244,13 @@ def _with_choices(done: list[Completion]) -> Completion:
     return done[0]
 
 
+def _make_cpu_devices(count: int) -> None:
+    """On a CPU a mesh is made of virtual devices, which JAX makes only before its first use."""
+    if count > max(1, getattr(jax.config, "jax_num_cpu_devices", 0)):
+        with suppress(RuntimeError):  # JAX is in use already: then what is there must do
+            jax.config.update("jax_num_cpu_devices", count)
+
+
 def _from_checkpoint(config: ServeConfig, mesh: Mesh, progress: Progress) -> _Source:
     from jserve.checkpoints.open import open_checkpoint
 
@@ -256,7 +265,7 @@ def _from_checkpoint(config: ServeConfig, mesh: Mesh, progress: Progress) -> _So
     auto = jnp.float32 if on_cpu else jnp.bfloat16
     graphdef, state = checkpoint.abstract(auto if config.dtype == "auto" else jnp.dtype(config.dtype))
     tokenizer = checkpoint.tokenizer()
-    allowed = {name: manifest.generation.get(name) for name in ("temperature", "top_p", "top_k", "min_p")}
+    generation: dict[str, Any] = manifest.generation
     return _Source(
         name=manifest.name,
         family=manifest.family,
@@ -266,7 +275,12 @@ def _from_checkpoint(config: ServeConfig, mesh: Mesh, progress: Progress) -> _So
         max_len=int(manifest.config["max_position"]),
         tokenizer=tokenizer,
         chat_template=checkpoint.chat_template(),
-        defaults=SamplingParams(**allowed),
+        defaults=SamplingParams(
+            temperature=generation.get("temperature"),
+            top_p=generation.get("top_p"),
+            top_k=generation.get("top_k"),
+            min_p=generation.get("min_p"),
+        ),
         eos_ids=tuple(manifest.eos_ids),
     )
 
