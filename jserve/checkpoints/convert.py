@@ -6,14 +6,14 @@ from pathlib import Path
 
 from jserve.checkpoints.arrays import write_arrays
 from jserve.checkpoints.cache import make_new
-from jserve.checkpoints.digests import file_records
+from jserve.checkpoints.digests import file_identity, file_record, file_records
 from jserve.checkpoints.fetch import LocalFile, fetch
 from jserve.checkpoints.gguf.file import GgufFile
 from jserve.checkpoints.gguf.model import GgufModel, load_model
 from jserve.checkpoints.manifest import ARRAYS_FOLDER, MANIFEST_NAME, TOKENIZER_NAME, Manifest
 from jserve.checkpoints.progress import SILENT, Progress
 from jserve.checkpoints.uri import parse_source
-from jserve.errors import UnsupportedModel
+from jserve.errors import SourceError, UnsupportedModel
 
 __all__ = ["convert", "write_checkpoint"]
 
@@ -33,7 +33,15 @@ def convert(src: str, dst: Path, *, progress: Progress | None = None) -> None:
 
 
 def write_checkpoint(found: LocalFile, source: str, folder: Path, *, progress: Progress) -> None:
-    """Convert the GGUF file ``found`` into the empty ``folder``. ``source`` is written into the manifest."""
+    """Convert the GGUF file ``found`` into the empty ``folder``. ``source`` is written into the manifest.
+
+    Raises SourceError where the file is not, or does not stay, the one whose digest ``found`` holds.
+    """
+    before = file_identity(found.path)
+    if file_record(found.path).sha256 != found.sha256:
+        raise SourceError(
+            f"{found.path} is not what it was when it was fetched", fix=f"delete {found.path} and start again"
+        )
     with GgufFile(found.path) as file:
         model = load_model(file)
         progress.start(f"convert {found.path.name}", sum(leaf.nbytes for leaf in model.leaves.values()), "B")
@@ -41,6 +49,8 @@ def write_checkpoint(found: LocalFile, source: str, folder: Path, *, progress: P
             write_arrays(folder / ARRAYS_FOLDER, model.leaves, progress=progress)
         finally:
             progress.done()
+    if file_identity(found.path) != before:
+        raise SourceError(f"{found.path} changed while it was converted", fix="run the command again")
     (folder / TOKENIZER_NAME).write_text(model.tokenizer.to_json(), encoding="utf-8")
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     manifest = Manifest(

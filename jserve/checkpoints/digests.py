@@ -13,7 +13,15 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["FileRecord", "KnownWheel", "file_record", "file_records", "known_wheel", "remembered_sha256"]
+__all__ = [
+    "FileRecord",
+    "KnownWheel",
+    "file_identity",
+    "file_record",
+    "file_records",
+    "known_wheel",
+    "remembered_sha256",
+]
 
 _REMEMBER_FROM_BYTES = 64 << 20
 """Smaller files are read each time: that is quicker than the doubt is worth."""
@@ -60,6 +68,12 @@ def file_records(folder: Path, names: Iterable[str]) -> dict[str, FileRecord]:
         return dict(zip(ordered, pool.map(lambda name: file_record(folder / name), ordered), strict=True))
 
 
+def file_identity(path: Path) -> tuple[int, ...]:
+    """What changes when a file's contents do: device, inode, size, and times of change of content and of inode."""
+    stat = path.stat()
+    return (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Seen:
     path: str
@@ -68,15 +82,11 @@ class _Seen:
 
 
 def remembered_sha256(path: Path, memory: Path) -> str:
-    """SHA-256 of a local file, remembered in the folder ``memory`` while the file stays the same.
-
-    The same means: same path, device, inode, size, and times of change of content and of inode.
-    """
-    stat = path.stat()
-    if stat.st_size < _REMEMBER_FROM_BYTES:
+    """SHA-256 of a local file, remembered in the folder ``memory`` while path and ``file_identity`` stay the same."""
+    identity = file_identity(path)
+    if path.stat().st_size < _REMEMBER_FROM_BYTES:
         return file_record(path).sha256
     real = str(path.resolve())
-    identity = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
     note = memory / f"{hashlib.sha256(real.encode()).hexdigest()[:32]}.json"
     try:
         seen = msgspec.json.decode(note.read_bytes(), type=_Seen)

@@ -121,7 +121,7 @@ def _pip_download(source: PypiSource, known: KnownWheel | None, scratch: Path, p
 
 
 def _run(command: list[str], unpack: Path, progress: Progress, requirement: str) -> None:
-    """Run pip. It tells no progress in a form to rely on, so the bytes in its temporary folder are counted."""
+    """Run pip. It tells no progress in a form to rely on, so the file in its temporary folder is watched."""
     environment = {**os.environ, "TMPDIR": str(unpack)}
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
@@ -146,7 +146,7 @@ def _watch(ended: Callable[[], bool], folder: Path, progress: Progress) -> None:
     seen, moved = 0, time.monotonic()
     while not ended():
         time.sleep(_POLL_S)
-        size = _bytes_under(folder)
+        size = _largest_file(folder)
         now = time.monotonic()
         if size > seen:
             progress.advance(size - seen)
@@ -156,15 +156,16 @@ def _watch(ended: Callable[[], bool], folder: Path, progress: Progress) -> None:
             moved = now
 
 
-def _bytes_under(folder: Path) -> int:
-    total = 0
+def _largest_file(folder: Path) -> int:
+    """Bytes of the largest file under ``folder``: the wheel, as far as it has come. (pip may hold it twice.)"""
+    largest = 0
     for root, _, names in os.walk(folder):
         for name in names:
             try:
-                total += os.stat(os.path.join(root, name)).st_size
+                largest = max(largest, os.stat(os.path.join(root, name)).st_size)
             except OSError:
                 continue  # pip moved it away in between.
-    return total
+    return largest
 
 
 def _failure(requirement: str, lines: list[str]) -> str:

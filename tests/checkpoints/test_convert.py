@@ -16,11 +16,12 @@ import pytest
 
 from jserve.checkpoints import arrays
 from jserve.checkpoints.checkpoint import Checkpoint
-from jserve.checkpoints.convert import convert
+from jserve.checkpoints.convert import convert, write_checkpoint
 from jserve.checkpoints.digests import file_record
+from jserve.checkpoints.fetch import LocalFile
 from jserve.checkpoints.manifest import Manifest, read_manifest
 from jserve.checkpoints.tree import flatten
-from jserve.errors import CheckpointError, UnsupportedModel
+from jserve.errors import CheckpointError, SourceError, UnsupportedModel
 from jserve.models.naive import naive_generate
 from jserve.testing.gguf import CHAT_TEMPLATE, TINY_TOKENS, write_tiny_gguf
 
@@ -135,6 +136,22 @@ def test_a_bad_source_leaves_nothing(source, tmp_path):
     with pytest.raises(CheckpointError, match="not finite"):
         convert(str(source), tmp_path / "ck2")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny.gguf", "xdg"]
+
+
+def test_a_source_that_changes_is_not_taken_for_what_it_was(source, tmp_path):
+    found = LocalFile(path=source, sha256=file_record(source).sha256)
+
+    class Meddler(Recorder):
+        def done(self):
+            os.utime(source)
+
+    (tmp_path / "a").mkdir()
+    with pytest.raises(SourceError, match="changed while it was converted"):
+        write_checkpoint(found, "x", tmp_path / "a", progress=Meddler())
+    write_tiny_gguf(source, seed=9)
+    (tmp_path / "b").mkdir()
+    with pytest.raises(SourceError, match="is not what it was when it was fetched"):
+        write_checkpoint(found, "x", tmp_path / "b", progress=Recorder())
 
 
 def test_what_is_converted_already_is_said_so(source, tmp_path):

@@ -94,10 +94,21 @@ def test_linear_rope_scaling(tmp_path):
     assert model.config.rope_scaling == RopeScaling(kind="linear", factor=4.0)
 
 
-def test_the_old_spelling_of_linear_scaling(tmp_path):
-    write_tiny_gguf(tmp_path / "t.gguf", metadata={"llama.rope.scale_linear": 2.0})
+@pytest.mark.parametrize(
+    ("metadata", "factor"),
+    [
+        ({"rope.scaling.factor": 2.0}, 2.0),
+        ({"rope.scale_linear": 2.0}, 2.0),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 3.0, "rope.scale_linear": 2.0}, 3.0),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 1.0}, None),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 2.0}, None),
+    ],
+)
+def test_spellings_of_linear_scaling(tmp_path, metadata, factor):
+    """A factor without a type is linear, as it is to llama.cpp."""
+    write_tiny_gguf(tmp_path / "t.gguf", metadata={f"llama.{key}": value for key, value in metadata.items()})
     model, _ = load(tmp_path / "t.gguf")
-    assert model.config.rope_scaling == RopeScaling(kind="linear", factor=2.0)
+    assert model.config.rope_scaling == (factor and RopeScaling(kind="linear", factor=factor))
 
 
 LLAMA3 = RopeScaling(kind="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=8192)

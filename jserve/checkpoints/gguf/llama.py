@@ -114,7 +114,7 @@ def llama_config(file: GgufFile) -> LlamaConfig:
 
 
 def _rope_scaling(file: GgufFile, settings: _Settings, head_dim: int, theta: float) -> RopeScaling | None:
-    linear = settings.values.get("rope.scaling.type") == "linear" or "rope.scale_linear" in settings.values
+    linear = settings.values.get("rope.scaling.type", "linear") == "linear"
     factor = settings.number("rope.scaling.factor", settings.number("rope.scale_linear", 1.0))
     settings.finish()
     scaling = RopeScaling(kind="linear", factor=factor) if linear and factor != 1.0 else None
