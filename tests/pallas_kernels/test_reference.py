@@ -4,7 +4,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.ragged_paged_attention import CacheSpec, cache_shape
 from pallas_kernels.ragged_paged_attention.reference import reference_ragged_paged_attention
 
 K, GROUP, DH, PAGE = 2, 3, 8, 8
@@ -38,8 +37,7 @@ def test_reference_equals_dense_attention(options):
     keys = [rng.normal(size=(h + n, K, DH)).astype(np.float32) for h, n in zip(history, q_lens, strict=True)]
     values = [rng.normal(size=k.shape).astype(np.float32) for k in keys]
     queries = [rng.normal(size=(n, K * GROUP, DH)).astype(np.float32) for n in q_lens]
-    spec = CacheSpec(num_kv_heads=K, head_dim=DH, page_size=PAGE, dtype=jnp.float32)
-    pool = np.full(cache_shape(spec, 9, "cpu"), np.nan, np.float32)
+    pool = np.full((9, PAGE, K, 2, DH), np.nan, np.float32)
     table = np.array([[8, 1, 99], [2, 7, 99], [4, 3, 99]], np.int32)
     for s, h in enumerate(history):
         for p in range(h):
