@@ -271,7 +271,8 @@ def test_300_clients_that_leave_in_prefill_decode_or_at_the_last_token_leave_not
     assert served.frontend.live == 0
     stats = served.engine.stats()
     assert (stats.waiting, stats.running, stats.pages_in_use) == (0, 0, 0)
-    assert "Traceback" not in caplog.text
+    # gRPC itself may log that it could not tell a client that had just left.
+    assert [record for record in caplog.records if record.name.startswith("jserve")] == []
 
 
 def test_killed_client_processes_leave_nothing_behind():
