@@ -29,7 +29,7 @@ _BATCH_BYTES = 256 << 20
 _CHUNK_BYTES = 64 << 20
 """Largest piece of one array: a device that holds a part of it need not read it all."""
 _IN_FLIGHT_BYTES = 512 << 20
-"""Host memory that a restore holds, or that of the largest leaf where that is more."""
+"""Host memory that a restore may fill with reads under way; more only where one leaf asks for more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,17 +98,17 @@ def restore_arrays(path: Path, wanted: Any) -> dict[Any, Any]:
     matter. Leaves without a sharding go to the first device. Raises CheckpointError that lists every leaf that is
     missing, left over or of another shape, and where the files are damaged.
     """
-    leaves = flatten(wanted)
-    compare_arrays(path, leaves, describe_arrays(path))
+    leaves, stored = flatten(wanted), describe_arrays(path)
+    compare_arrays(path, leaves, stored)
     first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     asked = {
         leaf_path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None) or first)
         for leaf_path, leaf in leaves.items()
     }
-    largest = max(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in asked.values())
-    handler = ocp.PyTreeCheckpointHandler(
-        handler_impl=ocp.BasePyTreeCheckpointHandler(restore_concurrent_bytes=max(_IN_FLIGHT_BYTES, 3 * largest))
-    )
+    # Orbax counts whole chunks, and refuses a leaf that counts for more than the limit: up to twice its size an axis.
+    sizes = [math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in asked.values()]
+    limit = max(_IN_FLIGHT_BYTES, 4 * max(*sizes, *(info.nbytes for info in stored.values())))
+    handler = ocp.PyTreeCheckpointHandler(handler_impl=ocp.BasePyTreeCheckpointHandler(restore_concurrent_bytes=limit))
     tree = nest(asked)
     args = ocp.args.PyTreeRestore(item=tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree))
     with _orbax_errors(path), ocp.Checkpointer(handler) as checkpointer:

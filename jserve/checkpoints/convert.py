@@ -52,7 +52,8 @@ def write_checkpoint(found: LocalFile, source: str, folder: Path, *, progress: P
     if file_identity(found.path) != before:
         raise SourceError(f"{found.path} changed while it was converted", fix="run the command again")
     (folder / TOKENIZER_NAME).write_text(model.tokenizer.to_json(), encoding="utf-8")
-    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
     manifest = Manifest(
         name=found.path.name.removesuffix(".gguf"),
         family=model.family,
@@ -65,7 +66,7 @@ def write_checkpoint(found: LocalFile, source: str, folder: Path, *, progress: P
         add_bos=model.tokenizer.add_bos,
         source=source,
         source_sha256=found.sha256,
-        files=file_records(folder, names),
+        files=file_records(folder, sizes, progress=progress),
     )
     (folder / MANIFEST_NAME).write_bytes(manifest.to_json())
 

