@@ -1,5 +1,6 @@
 """A server's life: signals to real processes, drains, and starts that fail."""
 
+import itertools
 import signal
 import socket
 import subprocess
@@ -54,11 +55,9 @@ def outcome(call):
 
 
 def start_streams(stub, number, *, max_tokens):
-    """Calls that have all had their first delta."""
+    """Calls that have all begun, each with its first delta put back."""
     calls = [stub.Generate(request(max_tokens)) for _ in range(number)]
-    for call in calls:
-        next(call)
-    return calls
+    return [itertools.chain([next(call)], call) for call in calls]
 
 
 def outcomes(calls):
@@ -70,7 +69,7 @@ def test_sigterm_lets_running_streams_end_and_refuses_new_ones():
     with serving(30, 0.01) as (process, address), grpc.insecure_channel(address) as channel:
         stub, health = inference_pb2_grpc.InferenceStub(channel), health_pb2_grpc.HealthStub(channel)
         idle = stub.GenerateStream(iter(threading.Event().wait, False))
-        calls = start_streams(stub, 10, max_tokens=150)
+        calls = start_streams(stub, 10, max_tokens=300)
         watch = health.Watch(health_pb2.HealthCheckRequest())
         next(watch)
         process.send_signal(signal.SIGTERM)
@@ -78,9 +77,7 @@ def test_sigterm_lets_running_streams_end_and_refuses_new_ones():
         assert health.Check(health_pb2.HealthCheckRequest(service="jserve.v1.Inference")).status == NOT_SERVING
         assert outcome(stub.Generate(request(1))) == (0, "UNAVAILABLE", "JS-SRV-01")
         assert stub.ListModels(pb.ListModelsRequest()).models[0].name == "fake"
-        ended = outcomes(calls)
-        assert [status for _, status, _ in ended] == ["ok"] * 10
-        assert all(140 <= count < 150 for count, _, _ in ended)
+        assert outcomes(calls) == [(300, "ok", None)] * 10
         assert process.wait(10) == 0
         assert outcome(idle)[1:] == ("UNAVAILABLE", "JS-SRV-01")
         assert "Traceback" not in process.stderr.read()
@@ -118,7 +115,7 @@ def test_an_idle_server_stops_at_once():
 
 
 def test_a_client_that_does_not_read_cannot_hold_a_drain():
-    engine = FakeEngine(max_model_len=40_000, num_pages=50_000, tokens_per_dispatch=64)
+    engine = FakeEngine(max_model_len=32_000, num_pages=50_000, tokens_per_dispatch=64)
     with fake_server(engine, outbox_bytes=1 << 30) as served, grpc.insecure_channel(served.grpc) as channel:
         call = inference_pb2_grpc.InferenceStub(channel).Generate(
             pb.GenerateRequest(text="a", sampling=pb.SamplingParams(logprobs=20))
@@ -127,7 +124,7 @@ def test_a_client_that_does_not_read_cannot_hold_a_drain():
         assert engine.wait_idle(20)
         begun = time.monotonic()
         served.server.drain(0.2)
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < 20
         # Our own words may not get past what it left unread.
         assert outcome(call)[1] == "UNAVAILABLE"
 
@@ -147,7 +144,7 @@ def test_new_requests_of_an_open_stream_are_refused_while_draining():
         more = threading.Event()
 
         def messages():
-            sampling = pb.SamplingParams(max_tokens=50)
+            sampling = pb.SamplingParams(max_tokens=200)
             yield pb.GenerateStreamRequest(generate=pb.GenerateRequest(request_id="old", text="a", sampling=sampling))
             more.wait()
             yield pb.GenerateStreamRequest(generate=pb.GenerateRequest(request_id="new", text="a"))

@@ -1,0 +1,1 @@
+"""The gRPC door: jserve.v1.Inference, health and reflection."""

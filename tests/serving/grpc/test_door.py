@@ -259,7 +259,7 @@ def test_300_clients_that_leave_in_prefill_decode_or_at_the_last_token_leave_not
             time.sleep(rng.random() * 0.002)
         elif i % 3 == 1:
             for _ in range(rng.randrange(1, 10)):
-                next(call)
+                next(call, None)
         else:
             while not next(call).finish_reason:
                 pass

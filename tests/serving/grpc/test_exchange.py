@@ -206,7 +206,7 @@ def test_a_failed_engine_fails_the_requests_in_the_stream(served, stub):
 
 def test_the_deadline_of_the_call_ends_its_requests(served, stub):
     served.engine.pause()
-    call = stub.GenerateStream(iter([generate("a"), generate("b")]), timeout=0.3)
+    call = stub.GenerateStream(iter([generate("a"), generate("b")]), timeout=0.6)
     with pytest.raises(grpc.RpcError) as caught:
         list(call)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
