@@ -89,7 +89,7 @@ class Server:
             raise
 
     def drain(self, grace_s: float | None = None) -> None:
-        """Say NOT_SERVING, refuse new requests, let running ones end within the grace, cut the rest, close.
+        """Refuse new requests, say NOT_SERVING, let running ones end within the grace, cut the rest, close.
 
         ``grace_s``: seconds; absent: the settings'. Returns when all doors are closed. Idempotent: a second
         caller waits for the first.
@@ -98,8 +98,9 @@ class Server:
             if self._closed:
                 return
             self._closed = True
-            self._watchdog.drain()
+            # In this order, so that whoever reads "draining" is also refused.
             self._frontend.refuse("the server is shutting down and takes no new requests; ask another one")
+            self._watchdog.drain()
             grace_s = self._config.grace_s if grace_s is None else grace_s
             with ExitStack() as then:
                 if self._loop is not None:
