@@ -1,4 +1,4 @@
-"""The blocking Arrow Flight client, over pyarrow's own."""
+"""The blocking Arrow Flight client."""
 
 from __future__ import annotations
 
@@ -6,40 +6,44 @@ import contextlib
 import dataclasses
 import json
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
+import grpc
 import pyarrow as pa
 from pyarrow import flight
 
-from jserve.errors import Cancelled, ConfigError, DeadlineExceeded, JserveError, MessageTooLarge, Unreachable
+from jserve.client.channel import channel_options, check_address
+from jserve.client.errors import FailedCall, from_rpc
+from jserve.errors import JserveError, RequestError
 from jserve.request import Delta, Prompt, SamplingParams, ServedModel
-from jserve.wire.columns import deltas_from_batch, prompts_to_batch
+from jserve.wire.columns import OUTPUT, deltas_from_batch, prompts_to_batch
 from jserve.wire.errors import error_from_code
+from jserve.wire.flight import FLIGHT_SERVICE, FlightData, put_metadata
+from jserve.wire.ipc import BatchReader, BatchWriter
 
 __all__ = ["DEFAULT_ADDRESS", "FlightClient"]
 
 DEFAULT_ADDRESS = "127.0.0.1:7471"
 
-_SCHEMES = ("grpc://", "grpc+tcp://", "grpc+unix://")
-_LOCAL = ("grpc://127.", "grpc+tcp://127.", "grpc://localhost:", "grpc://[::1]:", "grpc+unix://")
+_ANY_SIZE = 2**31 - 1
+"""A server's batches are validated like any other; how large they are is its own affair."""
 
 
 class FlightClient:
-    """A connection to a jserve server's Flight door. Close it, or use it as a context manager.
+    """A connection to the Flight door of a jserve server. Thread-safe. Close it, or use it as a context manager.
 
-    ``address``: host:port or a Flight location such as grpc://127.0.0.1:7471. Its methods may be called from any
-    thread. ``timeout`` is in seconds, travels with the call as its deadline and ends it on the server too; None:
-    no deadline. Every method raises the errors of jserve.errors.
+    ``address``: host:port, unix:/path, or a Flight location such as grpc://127.0.0.1:7471. Nothing is sent before
+    the first call. ``timeout`` is in seconds, travels with the call as its deadline and ends it on the server too;
+    None: no deadline. Every method raises the errors of jserve.errors.
     """
 
-    def __init__(self, address: str = DEFAULT_ADDRESS) -> None:
-        self.address = _location(address)
-        # A proxy cannot reach this machine's loopback.
-        options = [("grpc.enable_http_proxy", 0)] if self.address.startswith(_LOCAL) else []
-        self._client = flight.connect(self.address, generic_options=options)
+    def __init__(self, address: str = DEFAULT_ADDRESS, *, max_message_mb: int = 64) -> None:
+        self.address = check_address(_target(address))
+        options = channel_options(self.address, max_message_mb=max_message_mb)
+        self._channel = grpc.insecure_channel(self.address, options=options)
 
     def generate(
         self,
@@ -70,48 +74,23 @@ class FlightClient:
         params: SamplingParams = SamplingParams(),
         model: str = "",
         timeout: float | None = None,
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> Generator[pa.RecordBatch, None, None]:
         """Send batches of prompts, all of one schema, and iterate over batches of deltas as they are made.
 
         The columns are those of jserve.wire.columns; ``params`` stand for what a row leaves out. The call begins
-        when the first batch is asked for; from then on ``batches`` is read, on another thread. A row that fails
+        when the first answer is asked for; from then on ``batches`` is read, on another thread. A row that fails
         says so in its last delta and leaves the others alone. An exception of ``batches`` ends the sending and is
         raised after the answers to what was sent. Leaving the iteration early cancels everything.
         """
-        source = iter(batches)
-        first = next(source, None)
-        if first is None:
-            return
-        failures: list[Exception] = []
-        with self._errors(timeout):
-            writer, reader = self._client.do_exchange(_descriptor(model, params), _options(timeout))
-
-            def send() -> None:
-                try:
-                    writer.begin(first.schema)
-                    writer.write_batch(first)
-                    for batch in source:
-                        writer.write_batch(batch)
-                except (pa.ArrowException, OSError):
-                    return  # the call has ended, and the reading side knows why
-                except Exception as error:  # whatever the caller's iterable raises belongs to the reading thread
-                    failures.append(error)
-                with contextlib.suppress(pa.ArrowException, OSError):
-                    writer.done_writing()
-
-            sender = threading.Thread(target=send, name="jserve-flight-send", daemon=True)
-            sender.start()
-            try:
-                for chunk in reader:
-                    if chunk.data is not None:
-                        yield chunk.data
-            finally:
-                reader.cancel()
-                sender.join()
-                with contextlib.suppress(pa.ArrowException, OSError):
-                    writer.close()
-        if failures:
-            raise failures[0]
+        sending = _Sending(batches, _descriptor(model, params))
+        call = self._method("stream_stream", "DoExchange")(sending.messages(), timeout=timeout)
+        try:
+            with self._errors(timeout):
+                yield from _batches(call)
+        finally:
+            call.cancel()
+            sending.stop()
+        sending.check()
 
     def table(
         self,
@@ -126,18 +105,22 @@ class FlightClient:
         One row for each prompt and choice, with the whole token_ids and text. ``timeout`` is for each of the two
         calls.
         """
+        # An empty table has no batch, and still a schema to send.
+        batches = prompts.to_batches() or [pa.RecordBatch.from_pylist([], schema=prompts.schema)]
+        sending = _Sending(batches, _descriptor(model, params))
         with self._errors(timeout):
-            writer, answers = self._client.do_put(_descriptor(model, params), prompts.schema, _options(timeout))
-            with writer:
-                writer.write_table(prompts)
-                writer.done_writing()
-                ticket = answers.read()
-            return self._client.do_get(flight.Ticket(ticket.to_pybytes()), _options(timeout)).read_all()
+            answers = list(self._method("stream_stream", "DoPut")(sending.messages(), timeout=timeout))
+            sending.check()
+            ticket = flight.Ticket(put_metadata(answers[0])).serialize()
+            results = list(_batches(self._method("unary_stream", "DoGet")(ticket, timeout=timeout)))
+        return pa.Table.from_batches(results, schema=results[0].schema if results else OUTPUT)
 
     def schema(self, *, model: str = "", timeout: float | None = None) -> pa.Schema:
         """The columns of deltas and results."""
         with self._errors(timeout):
-            return self._client.get_schema(_descriptor(model, SamplingParams()), _options(timeout)).schema
+            descriptor = _descriptor(model, SamplingParams()).serialize()
+            answer = self._method("unary_unary", "GetSchema")(descriptor, timeout=timeout)
+        return flight.SchemaResult.deserialize(answer).schema
 
     def models(self, *, timeout: float | None = None) -> list[ServedModel]:
         return [ServedModel(**model) for model in self._act("list_models", timeout)]
@@ -148,7 +131,8 @@ class FlightClient:
         return status
 
     def close(self) -> None:
-        self._client.close()
+        """Cancel what is open and disconnect."""
+        self._channel.close()
 
     def __enter__(self) -> FlightClient:
         return self
@@ -158,24 +142,84 @@ class FlightClient:
     ) -> None:
         self.close()
 
+    def _method(self, kind: str, name: str) -> Any:
+        return getattr(self._channel, kind)(f"/{FLIGHT_SERVICE}/{name}")
+
     def _act(self, name: str, timeout: float | None) -> list[dict[str, Any]]:
         with self._errors(timeout):
-            results = self._client.do_action(flight.Action(name, b""), _options(timeout))
-            return [json.loads(result.body.to_pybytes()) for result in results]
+            action = flight.Action(name, b"").serialize()
+            results = list(self._method("unary_stream", "DoAction")(action, timeout=timeout))
+        return [json.loads(flight.Result.deserialize(result).body.to_pybytes()) for result in results]
 
     @contextmanager
     def _errors(self, timeout: float | None) -> Iterator[None]:
         try:
             yield
-        except (flight.FlightError, pa.ArrowException) as error:
+        except grpc.RpcError as error:
             raise _translated(error, address=self.address, timeout=timeout) from None
 
 
-def _location(address: str) -> str:
-    location = address if "://" in address else f"grpc://{address}"
-    if not location.startswith(_SCHEMES) or location in _SCHEMES:
-        raise ConfigError(f"the address is {address!r}; give host:port, such as {DEFAULT_ADDRESS}, or grpc://host:port")
-    return location
+class _Sending:
+    """The messages of one call, made from batches on gRPC's thread."""
+
+    def __init__(self, batches: Iterable[pa.RecordBatch], descriptor: flight.FlightDescriptor) -> None:
+        self._batches = batches
+        self._descriptor = descriptor.serialize()
+        self._stopped = threading.Event()
+        self._failure: Exception | None = None
+
+    def messages(self) -> Iterator[bytes]:
+        descriptor = self._descriptor
+        try:
+            writer: BatchWriter | None = None
+            for batch in self._batches:
+                if self._stopped.is_set():
+                    return
+                writer = writer or BatchWriter(batch.schema)
+                for message in writer.messages(batch):
+                    # It goes with the first message, which is the schema.
+                    yield dataclasses.replace(message, descriptor=descriptor).serialize()
+                    descriptor = b""
+            if writer is None:
+                yield FlightData(descriptor=descriptor).serialize()
+        except Exception as error:  # whatever the caller's iterable raises belongs to the caller's thread
+            self._failure = error
+
+    def stop(self) -> None:
+        """Read no more batches."""
+        self._stopped.set()
+
+    def check(self) -> None:
+        """Raise what ended the sending early."""
+        if self._failure is not None:
+            raise self._failure
+
+
+def _batches(call: Iterable[bytes]) -> Iterator[pa.RecordBatch]:
+    reader = BatchReader(max_rows=_ANY_SIZE, max_dictionary_bytes=_ANY_SIZE)
+    schema: pa.Schema | None = None
+    for answer in call:
+        try:
+            message = FlightData.parse(answer)
+            if not message.header:
+                continue
+            if schema is None:
+                schema = reader.schema(message)
+                reader.open(message, range(len(schema)))
+                continue
+            batch = reader.read(message)
+        except RequestError as error:
+            raise JserveError(f"the server's answer cannot be read: {error.message}") from None
+        if batch is not None:
+            yield batch
+
+
+def _target(address: str) -> str:
+    """A Flight location as gRPC writes it; other addresses as they are."""
+    for scheme, plain in (("grpc://", ""), ("grpc+tcp://", ""), ("grpc+unix://", "unix:")):
+        if address.startswith(scheme):
+            return plain + address.removeprefix(scheme)
+    return address
 
 
 def _descriptor(model: str, params: SamplingParams) -> flight.FlightDescriptor:
@@ -187,28 +231,16 @@ def _descriptor(model: str, params: SamplingParams) -> flight.FlightDescriptor:
     return flight.FlightDescriptor.for_command(json.dumps({"model": model, **given}))
 
 
-def _options(timeout: float | None) -> flight.FlightCallOptions:
-    return flight.FlightCallOptions(timeout=timeout)
-
-
 def _named(code: str, message: str, retry_after_s: float | None = None) -> JserveError:
     return error_from_code(code, message, retry_after_s=retry_after_s) or JserveError(f"{message} ({code})")
 
 
-def _translated(error: Exception, *, address: str, timeout: float | None) -> JserveError:
-    """The error that the server named in extra_info, else the one that fits what gRPC says."""
-    try:
-        info = json.loads(getattr(error, "extra_info", b"") or b"{}")
-        return _named(info["code"], info["message"], info.get("retry_after_s"))
-    except (ValueError, KeyError, TypeError):  # an error that gRPC or Arrow made, on either side
-        words = str(error).partition("\n")[0]
-    if isinstance(error, flight.FlightUnavailableError):
-        return Unreachable(f"no jserve server answers at {address}; is the server running? jserve serve ({words})")
-    if isinstance(error, flight.FlightTimedOutError):
-        limit = "its deadline" if timeout is None else f"{timeout:g} s"
-        return DeadlineExceeded(f"the call to {address} did not end within {limit}")
-    if isinstance(error, flight.FlightCancelledError):
-        return Cancelled(words)
-    if "message larger than max" in words:
-        return MessageTooLarge(words)
-    return JserveError(f"{words} (from {address})")
+def _translated(failed: FailedCall, *, address: str, timeout: float | None) -> JserveError:
+    """The error that the server named, else the one that fits the status."""
+    details = dict(failed.trailing_metadata() or ()).get("grpc-status-details-bin")
+    if isinstance(details, bytes):
+        # The key is gRPC's, so its content may come from anyone on the way.
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            info = json.loads(details)
+            return _named(info["code"], info["message"], info.get("retry_after_s"))
+    return from_rpc(failed, address=address, timeout=timeout)

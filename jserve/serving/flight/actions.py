@@ -20,11 +20,11 @@ from pyarrow import flight
 
 import jserve
 from jserve.errors import InvalidRequest, NotFound, Unsupported
-from jserve.serving.flight import protocol
 from jserve.serving.flight.command import read_json, read_ticket
 from jserve.serving.flight.results import ResultStore
 from jserve.serving.flight.rows import RowRunner
 from jserve.serving.frontend import Frontend
+from jserve.wire.flight import action_type, cancel_result, cancelled_info
 
 __all__ = ["Actions"]
 
@@ -51,7 +51,7 @@ class Actions:
 
     async def listing(self, request: bytes) -> AsyncIterator[bytes]:
         for name, description in _DESCRIPTIONS.items():
-            yield protocol.action_type(name, description)
+            yield action_type(name, description)
 
     async def do(self, request: bytes) -> AsyncIterator[bytes]:
         try:
@@ -70,8 +70,8 @@ class Actions:
             case "cancel":
                 yield _json({"cancelled": self._cancel(body)})
             case "CancelFlightInfo":
-                cancelled = await self._cancel_info(protocol.cancelled_info(body))
-                yield flight.Result(protocol.cancel_result(cancelled=cancelled)).serialize()
+                cancelled = await self._cancel_info(cancelled_info(body))
+                yield flight.Result(cancel_result(cancelled=cancelled)).serialize()
             case unknown:
                 raise Unsupported(f"there is no action {unknown[:40]!r}; there are {', '.join(_DESCRIPTIONS)}")
 

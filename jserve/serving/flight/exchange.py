@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any
 
 from jserve.errors import RequestError, SlowReader
 from jserve.request import Delta
@@ -27,7 +28,7 @@ from jserve.serving.grpc.calls import Place
 
 __all__ = ["Exchange", "Write"]
 
-Write = Callable[[bytes], Awaitable[None]]
+Write = Callable[[bytes], Coroutine[Any, Any, None]]
 """Writes one message; waits while the client is far behind."""
 
 _OUTBOX_ROWS = 65_536
@@ -60,6 +61,9 @@ class Exchange:
         self._outbox: BoundedQueue[tuple[str, Delta]] = BoundedQueue(
             max_bytes=limits.outbox_bytes, max_items=_OUTBOX_ROWS, clock=clock
         )
+        self._pending: asyncio.Future[None] | None = None
+        """The write under way, which waits while the client is far behind."""
+        self._input_ended = False
         self._ignored: tuple[str, ...] = ()
         self._refusal: RequestError | None = None
 
@@ -72,12 +76,20 @@ class Exchange:
         await self._write_message(outgoing.schema_bytes())
         self._runner.on_idle(self._note_rest)
         self._note_rest()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._read(command))
-            tasks.create_task(self._run_rows())
-            watch = tasks.create_task(self._watch_stall())
-            await self._write()
-            watch.cancel()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._read(command))
+                tasks.create_task(self._run_rows())
+                watch = tasks.create_task(self._watch_stall())
+                await self._write()
+                watch.cancel()
+        except ExceptionGroup:
+            await self._let_write_to_its_end()
+            raise
+        finally:
+            if self._pending is not None:
+                self._pending.cancel()
+                await asyncio.gather(self._pending, return_exceptions=True)
 
     async def _read(self, command: Generate) -> None:
         columns = await self._intake.columns()
@@ -90,6 +102,8 @@ class Exchange:
                     await self._waiting.put(row, row.size)
                     if row.number % _ROWS_A_TURN == 0:
                         await asyncio.sleep(0)
+        self._input_ended = True
+        self._note_rest()
         await self._waiting.close()
 
     async def _run_rows(self) -> None:
@@ -115,17 +129,31 @@ class Exchange:
         while rows := await self._outbox.take(self._limits.output_bytes):
             if metadata and self._ignored:
                 metadata["ignored_columns"] = [name[:80] for name in self._ignored[:32]]
-            await self._write_message(
-                outgoing.rows_message(rows, metadata=json.dumps(metadata).encode() if metadata else b"")
-            )
+            message = outgoing.rows_message(rows, metadata=json.dumps(metadata).encode() if metadata else b"")
+            self._pending = asyncio.ensure_future(self._write_message(message))
+            await asyncio.shield(self._pending)
             metadata = {}
             self._note_rest()
         if self._refusal is not None:
             raise self._refusal
 
+    async def _let_write_to_its_end(self) -> None:
+        """Before an error: its status goes out behind what is written.
+
+        A client that reads takes both. One that wants to write everything first reads only when that is taken from
+        it: until it reads, or has ended, what it writes is thrown away.
+        """
+        if self._pending is not None and not self._pending.done():
+            discarding = asyncio.create_task(self._intake.discard())
+            try:
+                await asyncio.wait([self._pending, discarding], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                discarding.cancel()
+                await asyncio.gather(discarding, return_exceptions=True)
+
     def _note_rest(self) -> None:
-        """A call whose client has sent nothing that is still to be answered need not hold up a drain."""
-        self._place.resting = self._runner.idle and not self._waiting and not self._outbox
+        """A call that waits for its client to send more need not hold up a drain."""
+        self._place.resting = not (self._input_ended or self._waiting or self._outbox) and self._runner.idle
 
     async def _watch_stall(self) -> None:
         limit = self._limits.stall_s

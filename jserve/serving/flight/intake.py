@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from types import TracebackType
 
 import pyarrow as pa
 
 from jserve.errors import InvalidRequest, MessageTooLarge
-from jserve.serving.flight.ipc import BatchReader
 from jserve.serving.flight.limits import FlightLimits
-from jserve.serving.flight.protocol import FlightData
 from jserve.serving.flight.schema import CellLimits, Columns, read_schema
+from jserve.wire.flight import FlightData
+from jserve.wire.ipc import BatchReader
 
 __all__ = ["Intake", "Received"]
 
@@ -31,7 +32,7 @@ class Intake:
     """Reads one call's messages, in this order: ``descriptor``, ``columns``, ``batches``.
 
     Raises InvalidRequest, MessageTooLarge and Unsupported for what a client may not send; a bad message ends
-    the call.
+    the call. Use it as a context manager.
     """
 
     def __init__(self, messages: AsyncIterator[bytes], *, limits: FlightLimits, cells: CellLimits) -> None:
@@ -40,6 +41,18 @@ class Intake:
         self._cells = cells
         self._reader = BatchReader(max_rows=limits.batch_rows, max_dictionary_bytes=limits.dictionary_bytes)
         self._first: FlightData | None = None
+        self._reading: asyncio.Future[bytes | None] | None = None
+        """The read under way. Whoever waits for it may be cancelled; gRPC's stream would not outlive that."""
+
+    async def __aenter__(self) -> Intake:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
 
     async def descriptor(self) -> bytes:
         """The serialized descriptor, from the first message; empty where the client sent none."""
@@ -76,9 +89,14 @@ class Intake:
             if batch is not None:
                 yield Received(batch=batch, size=size)
 
+    async def discard(self) -> None:
+        """Read to the end and keep nothing."""
+        while await self._read() is not None:
+            pass
+
     async def _next(self) -> tuple[FlightData, int] | None:
         """The next message and its size in bytes."""
-        message = await anext(self._messages, None)
+        message = await self._read()
         if message is None:
             return None
         if len(message) > self._limits.message_bytes:
@@ -87,3 +105,13 @@ class Intake:
                 "batches"
             )
         return FlightData.parse(message), len(message)
+
+    async def _read(self) -> bytes | None:
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(self._anext())
+        message = await asyncio.shield(self._reading)
+        self._reading = None
+        return message
+
+    async def _anext(self) -> bytes | None:
+        return await anext(self._messages, None)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from jserve.request import Delta, TokenLogprob
-from jserve.serving.flight.ipc import batch_message, schema_message
 from jserve.wire.columns import OUTPUT, deltas_to_batch
+from jserve.wire.ipc import batch_message, schema_message
 
 __all__ = ["Rows", "pieces", "row_bytes", "rows_message", "schema_bytes"]
 

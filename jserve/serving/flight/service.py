@@ -21,7 +21,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from jserve.errors import InvalidRequest, MessageTooLarge
-from jserve.serving.flight import outgoing, protocol
+from jserve.serving.flight import outgoing
 from jserve.serving.flight.actions import Actions
 from jserve.serving.flight.batch import Rows
 from jserve.serving.flight.command import Generate, read_descriptor, read_table, read_ticket, ticket_of
@@ -38,6 +38,7 @@ from jserve.serving.frontend import Frontend
 from jserve.serving.grpc.calls import Calls
 from jserve.serving.grpc.generate import deadline_of
 from jserve.wire.columns import OUTPUT
+from jserve.wire.flight import FLIGHT_SERVICE, put_result
 
 __all__ = ["FlightService"]
 
@@ -71,7 +72,7 @@ class FlightService(grpc.GenericRpcHandler):
         self._runners: dict[str, RowRunner] = {}
         self._actions = Actions(frontend, store, self._runners, health=health)
         self._handlers = {
-            f"/{protocol.SERVICE}/{name}": handler
+            f"/{FLIGHT_SERVICE}/{name}": handler
             for name, handler in {
                 "DoExchange": grpc.stream_stream_rpc_method_handler(self._do_exchange),
                 "DoPut": grpc.stream_stream_rpc_method_handler(self._do_put),
@@ -90,8 +91,7 @@ class FlightService(grpc.GenericRpcHandler):
     # Calls that compute
 
     async def _do_exchange(self, messages: AsyncIterator[bytes], context: Context) -> None:
-        async with self._calls.place(context) as place:
-            intake = Intake(messages, limits=self._limits, cells=self._cells)
+        async with self._calls.place(context) as place, self._intake(messages) as intake:
             command = self._command(await intake.descriptor())
             call_id = _call_id()
             runner = self._runner(command, call_id, deadline=deadline_of(context), patient=False)
@@ -105,8 +105,7 @@ class FlightService(grpc.GenericRpcHandler):
                 del self._runners[call_id]
 
     async def _do_put(self, messages: AsyncIterator[bytes], context: Context) -> None:
-        async with self._calls.place(context):
-            intake = Intake(messages, limits=self._limits, cells=self._cells)
+        async with self._calls.place(context), self._intake(messages) as intake:
             command = self._command(await intake.descriptor())
             columns = await intake.columns()
             if columns is None:
@@ -116,7 +115,7 @@ class FlightService(grpc.GenericRpcHandler):
             table = Table(runner, rows, window_bytes=self._limits.table_window_bytes, clock=time.monotonic)
             token = self._store.add(table)
             try:
-                await context.write(protocol.put_result(ticket_of(token)))
+                await context.write(put_result(ticket_of(token)))
                 await self._upload(intake, table)
             except BaseException:
                 await self._store.drop(token, "is void: its upload did not end well")
@@ -147,6 +146,9 @@ class FlightService(grpc.GenericRpcHandler):
                     await context.write(outgoing.rows_message(rows))
             finally:
                 await self._store.drop(token, why)
+
+    def _intake(self, messages: AsyncIterator[bytes]) -> Intake:
+        return Intake(messages, limits=self._limits, cells=self._cells)
 
     def _command(self, descriptor: bytes) -> Generate:
         command = read_descriptor(descriptor)

@@ -1,6 +1,6 @@
-"""Arrow IPC messages: looked at before they are decoded, then decoded one by one.
+"""Arrow IPC messages as Flight carries them: looked at before they are decoded, then decoded one by one.
 
-A client's message is hostile until proven otherwise. Its flatbuffer tells, before a byte of the body is
+A peer's message is hostile until proven otherwise. Its flatbuffer tells, before a byte of the body is
 touched, whether the body is compressed (33 KB can hold 1 GB), how many rows it announces (a null column has
 any number of rows in no bytes) and whether it fits the schema. Only then pyarrow decodes it, without copies, so
 that what is held is what was received.
@@ -18,9 +18,9 @@ from typing import Literal
 import pyarrow as pa
 
 from jserve.errors import InvalidRequest, MessageTooLarge, Unsupported
-from jserve.serving.flight.protocol import FlightData
+from jserve.wire.flight import FlightData
 
-__all__ = ["BatchReader", "Envelope", "batch_message", "peek", "schema_message"]
+__all__ = ["BatchReader", "BatchWriter", "Envelope", "batch_message", "peek", "schema_message"]
 
 Kind = Literal["schema", "dictionary", "batch"]
 
@@ -141,9 +141,11 @@ class BatchReader:
             raise InvalidRequest("the first Arrow message must be the schema")
         try:
             schema = pa.ipc.read_schema(pa.py_buffer(_framed(message.header)))
+            self._nodes = sum(map(_nodes, schema))
+        except UnicodeDecodeError:
+            raise InvalidRequest("the Arrow schema cannot be read: a column's name is not UTF-8") from None
         except (pa.ArrowException, OSError) as error:
             raise InvalidRequest(f"the Arrow schema cannot be read: {_first_line(error)}") from None
-        self._nodes = sum(_nodes(field.type) for field in schema)
         return schema
 
     def open(self, message: FlightData, columns: Sequence[int]) -> None:
@@ -241,32 +243,56 @@ def _framed(header: memoryview | bytes) -> bytes:
     return b"".join((_CONTINUATION, struct.pack("<i", len(header) + padding), header, bytes(padding)))
 
 
-def _nodes(kind: pa.DataType) -> int:
-    """Arrays that a record batch describes for one field."""
-    if isinstance(kind, pa.BaseExtensionType):
-        kind = kind.storage_type
+def _nodes(field: pa.Field) -> int:
+    """Arrays that a record batch describes for one field. Raises UnicodeDecodeError for a name that is no text."""
+    _ = field.name
+    kind = field.type.storage_type if isinstance(field.type, pa.BaseExtensionType) else field.type
     if isinstance(kind, pa.DictionaryType):
         return 1
-    return 1 + sum(_nodes(kind.field(i).type) for i in range(kind.num_fields))
+    return 1 + sum(_nodes(kind.field(i)) for i in range(kind.num_fields))
 
 
 def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0][:200]
 
 
+class BatchWriter:
+    """Writes one stream's messages: a schema, then batches, with dictionaries before them."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._sink = io.BytesIO()
+        self._writer = pa.ipc.new_stream(self._sink, schema)
+
+    def messages(self, batch: pa.RecordBatch) -> list[FlightData]:
+        """The batch, and what it needs before it: the schema comes with the first one.
+
+        Raises pyarrow.ArrowInvalid where the batch has another schema.
+        """
+        self._writer.write_batch(batch)
+        data = memoryview(self._sink.getvalue())
+        self._sink.seek(0)
+        self._sink.truncate()
+        messages = []
+        while data:
+            header, rest = _split(data)
+            size = peek(header).body_bytes
+            messages.append(FlightData(header=header, body=rest[:size]))
+            data = rest[size:]
+        return messages
+
+
 def schema_message(schema: pa.Schema) -> FlightData:
-    return FlightData(header=_split(schema.serialize())[0])
+    return FlightData(header=_split(memoryview(schema.serialize()))[0])
 
 
 def batch_message(batch: pa.RecordBatch, *, metadata: bytes = b"") -> FlightData:
     """A batch without dictionaries as one message."""
-    header, body = _split(batch.serialize())
+    header, body = _split(memoryview(batch.serialize()))
     return FlightData(header=header, metadata=metadata, body=body)
 
 
-def _split(encapsulated: pa.Buffer) -> tuple[memoryview, memoryview]:
-    """Flatbuffer and body of a message as pyarrow writes it: marker, length, flatbuffer, body."""
-    data = memoryview(encapsulated)
+def _split(data: memoryview) -> tuple[memoryview, memoryview]:
+    """Flatbuffer of the first message as pyarrow writes it (marker, length, flatbuffer, body), and what follows."""
     start = len(_CONTINUATION) + 4
     end = start + struct.unpack_from("<i", data, len(_CONTINUATION))[0]
     return data[start:end], data[end:]

@@ -1,10 +1,10 @@
 """The few Flight messages that pyarrow cannot write or read by itself, as protobuf bytes.
 
-The door answers Flight's RPCs on gRPC directly, because pyarrow's own server decodes (and decompresses) every
-message before Python sees it, sets no limit on their size, knows no deadline and has no status for a bad
-argument. Descriptors, tickets, infos, actions and results go through pyarrow's ``serialize``; what is left is
-FlightData, which carries the Arrow bodies and is read here without copying them, and four messages of one or
-two fields.
+Server and client speak Flight's RPCs on gRPC directly. pyarrow's own server decodes (and decompresses) every
+message before Python sees it, sets no limit on their size, knows no deadline and has no status for a bad argument;
+its client aborts the process where a call fails while one thread reads and another writes. Descriptors, tickets,
+infos, actions and results go through pyarrow's ``serialize``; what is left is FlightData, which carries the Arrow
+bodies and is read here without copying them, and messages of one or two fields.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from dataclasses import dataclass
 from jserve.errors import InvalidRequest
 
 __all__ = [
-    "SERVICE",
+    "FLIGHT_SERVICE",
     "FlightData",
     "action_type",
     "cancel_result",
     "cancelled_info",
+    "put_metadata",
     "put_result",
 ]
 
-SERVICE = "arrow.flight.protocol.FlightService"
+FLIGHT_SERVICE = "arrow.flight.protocol.FlightService"
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MAX_FIELDS = 64
@@ -67,6 +68,11 @@ def put_result(metadata: bytes) -> bytes:
     return _field(1, metadata)
 
 
+def put_metadata(put_result: bytes) -> bytes:
+    """What is in a PutResult."""
+    return _bytes_field(put_result)
+
+
 def action_type(name: str, description: str) -> bytes:
     """An ActionType: one line of ListActions."""
     return _field(1, name.encode()) + _field(2, description.encode())
@@ -74,7 +80,7 @@ def action_type(name: str, description: str) -> bytes:
 
 def cancelled_info(request: bytes) -> bytes:
     """The serialized FlightInfo in a CancelFlightInfoRequest."""
-    return bytes(dict(_fields(request, {1})).get(1, b""))
+    return _bytes_field(request)
 
 
 def cancel_result(*, cancelled: bool) -> bytes:
@@ -84,6 +90,11 @@ def cancel_result(*, cancelled: bool) -> bytes:
 
 def _field(number: int, value: bytes) -> bytes:
     return _varint(number << 3 | _BYTES) + _varint(len(value)) + value
+
+
+def _bytes_field(message: bytes) -> bytes:
+    """Field 1 of a message, empty where it is absent."""
+    return bytes(dict(_fields(message, {1})).get(1, b""))
 
 
 def _varint(value: int) -> bytes:
