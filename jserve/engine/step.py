@@ -15,17 +15,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
+from jserve.engine.forward import Batch, Layers, Pools
 from jserve.engine.plan import DecodeArrays, MixedArrays, RowArrays
 from jserve.engine.sampler import SamplingRows, sample
 from jserve.engine.state import CacheLayout, SlotState
 from jserve.request import MAX_LOGPROBS
-from pallas_kernels.ragged_paged_attention import cache_partition, ragged_paged_attention
 
 __all__ = ["Outputs", "Programs"]
-
-Pools = list[jax.Array]
 
 
 class Outputs(NamedTuple):
@@ -36,71 +34,6 @@ class Outputs(NamedTuple):
     logprob: jax.Array  # Float32[K, R]
     top_ids: jax.Array  # Int32[K, R, MAX_LOGPROBS]
     top_logprobs: jax.Array  # Float32[K, R, MAX_LOGPROBS]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Batch:
-    """Where the tokens of one step belong, in the kernel's terms."""
-
-    page_table: jax.Array  # Int32[S, W]
-    kv_lens: jax.Array  # Int32[S]
-    cu_q_lens: jax.Array  # Int32[S + 1]
-    distribution: jax.Array  # Int32[3]
-
-
-@dataclass(kw_only=True)
-class EngineStep:
-    """The model contract's ``Step``; holds the pools while a pass is traced and replaces them as layers write."""
-
-    positions: jax.Array
-    valid: jax.Array
-    batch: Batch
-    pools: Pools
-    layout: CacheLayout
-    mesh: Mesh
-
-    def attend(
-        self,
-        i: int | jax.Array,
-        q: jax.Array,
-        k: jax.Array | None,
-        v: jax.Array | None,
-        *,
-        scale: float,
-        window: int | None = None,
-        soft_cap: float | None = None,
-        sinks: jax.Array | None = None,
-    ) -> jax.Array:
-        pool, first_page = self.layout.place(int(i))
-        total = self.pools[pool].shape[0]
-        table = self.batch.page_table
-        table = jnp.where(table >= 0, table + first_page, total)  # out of the pool stays out of the pool
-
-        def kernel(
-            q: jax.Array,
-            k: jax.Array | None,
-            v: jax.Array | None,
-            cache: jax.Array,
-            sinks: jax.Array | None,
-            *where: jax.Array,
-        ) -> tuple[jax.Array, ...]:
-            return ragged_paged_attention(
-                q, k, v, cache, *where, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks
-            )
-
-        if self.mesh.shape["tensor"] > 1:
-            heads, cache, whole = PartitionSpec(None, "tensor", None), cache_partition("tensor"), PartitionSpec()
-            kernel = jax.shard_map(
-                kernel,
-                mesh=self.mesh,
-                in_specs=(heads, heads, heads, cache, PartitionSpec("tensor"), whole, whole, whole, whole),
-                out_specs=(heads, cache),
-                check_vma=False,
-            )
-        batch = self.batch
-        where = (table, batch.kv_lens, batch.cu_q_lens, batch.distribution)
-        out, self.pools[pool] = kernel(q, k, v, self.pools[pool], sinks, *where)
-        return out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,10 +67,15 @@ class Programs:
         positions = jnp.where(valid, start[row] + token - plan.cu_q_lens[row], 0)
         tokens = jnp.where(decode[row], state.last_token[at[row]], plan.tokens)
         batch = Batch(
-            page_table=rows.page_table, kv_lens=kv_lens, cu_q_lens=plan.cu_q_lens, distribution=plan.distribution
+            positions=positions,
+            valid=valid,
+            page_table=rows.page_table,
+            kv_lens=kv_lens,
+            cu_q_lens=plan.cu_q_lens,
+            distribution=plan.distribution,
         )
         last = jnp.maximum(plan.cu_q_lens[1:] - 1, 0)
-        logits, pools = self._forward(params, pools, tokens, positions, valid, batch, select=last)
+        logits, pools = self._forward(params, pools, tokens, batch, select=last)
 
         samples = live & plan.samples
         sampled = sample(
@@ -183,9 +121,15 @@ class Programs:
             live = real & state.live[at]
             context = state.context[at]
             kv_lens = jnp.where(live, context + 1, 0)
-            batch = Batch(page_table=rows.page_table, kv_lens=kv_lens, cu_q_lens=every_row, distribution=all_rows)
-            positions = jnp.where(live, context, 0)
-            logits, pools = self._forward(params, pools, state.last_token[at], positions, live, batch, select=None)
+            batch = Batch(
+                positions=jnp.where(live, context, 0),
+                valid=live,
+                page_table=rows.page_table,
+                kv_lens=kv_lens,
+                cu_q_lens=every_row,
+                distribution=all_rows,
+            )
+            logits, pools = self._forward(params, pools, state.last_token[at], batch, select=None)
             generated = state.generated[at]
             sampled = sample(
                 logits,
@@ -203,25 +147,13 @@ class Programs:
         return pools, jax.tree.map(lambda a: a[None], state), outputs
 
     def _forward(
-        self,
-        params: Any,
-        pools: Pools,
-        tokens: jax.Array,
-        positions: jax.Array,
-        valid: jax.Array,
-        batch: Batch,
-        *,
-        select: jax.Array | None,
+        self, params: Any, pools: Pools, tokens: jax.Array, batch: Batch, *, select: jax.Array | None
     ) -> tuple[jax.Array, Pools]:
         """Logits ``[R, V]`` of the selected tokens (all where None), and the pools with this step's K and V."""
         model = nnx.merge(self.graphdef, params)
-        step = EngineStep(
-            positions=positions, valid=valid, batch=batch, pools=list(pools), layout=self.layout, mesh=self.mesh
-        )
-        x = model.embed(tokens, step)
-        for i in range(model.num_layers):
-            x = model.layer(i, x, step)
-        return model.logits(x if select is None else x[select]), step.pools
+        layers = Layers(model=model, batch=batch, layout=self.layout, mesh=self.mesh)
+        x, pools = layers(model.embed(tokens, layers.outside), pools)
+        return model.logits(x if select is None else x[select]), pools
 
     def function(self, kind: str) -> Callable[..., tuple[Pools, SlotState, Outputs]]:
         return self.mixed if kind == "mixed" else self.decode

@@ -1,0 +1,223 @@
+"""One pass of a model's layers over the tokens of a step, with the paged cache behind ``step.attend``.
+
+On a CPU, attention is most of what a program costs to compile, and layers differ only in their weights and in where
+their pages lie. So there, neighbouring layers that ask the same of attention run as one loop with one copy of it:
+
+    for i in group:    q, k, v = switch(i, what layer i does before attend)(x)
+                       seen    = attention(q, k, v, pages of layer i)
+                       x       = switch(i, what layer i does after)(x, seen)
+
+The halves come from tracing a layer twice: up to its call of ``attend``, and with the answer given. Weights stay where
+they are: a switch reads those of its branch, where a loop over stacked weights would copy a slice of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.errors import UnexpectedTracerError
+from jax.sharding import Mesh, PartitionSpec
+
+from jserve.engine.state import CacheLayout
+from pallas_kernels.ragged_paged_attention import cache_partition, ragged_paged_attention
+
+__all__ = ["Batch", "Layers", "Pools"]
+
+Pools = list[jax.Array]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """The tokens of one step, and where they belong in the kernel's terms."""
+
+    positions: jax.Array  # Int32[T]
+    valid: jax.Array  # Bool[T]
+    page_table: jax.Array  # Int32[S, W]
+    kv_lens: jax.Array  # Int32[S]
+    cu_q_lens: jax.Array  # Int32[S + 1]
+    distribution: jax.Array  # Int32[3]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """One call of ``attend``: q ``[T, H, Dh]``, k and v ``[T, K, Dh]``, and what is static."""
+
+    q: jax.Array
+    k: jax.Array | None
+    v: jax.Array | None
+    sinks: jax.Array | None
+    scale: float
+    window: int | None
+    soft_cap: float | None
+
+    @property
+    def arrays(self) -> tuple[jax.Array | None, ...]:
+        return self.q, self.k, self.v, self.sinks
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"scale": self.scale, "window": self.window, "soft_cap": self.soft_cap}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """The model contract's ``Step``, with whatever stands behind ``attend``."""
+
+    positions: jax.Array
+    valid: jax.Array
+    answer: Callable[[Query], jax.Array]
+
+    def attend(
+        self,
+        i: int | jax.Array,
+        q: jax.Array,
+        k: jax.Array | None,
+        v: jax.Array | None,
+        *,
+        scale: float,
+        window: int | None = None,
+        soft_cap: float | None = None,
+        sinks: jax.Array | None = None,
+    ) -> jax.Array:
+        del i
+        return self.answer(Query(q=q, k=k, v=v, sinks=sinks, scale=scale, window=window, soft_cap=soft_cap))
+
+
+class _Asked(Exception):
+    """Unwinds a layer at its call of ``attend``."""
+
+    def __init__(self, query: Query) -> None:
+        super().__init__()
+        self.query = query
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layers:
+    """All layers of one model over one batch."""
+
+    model: Any
+    batch: Batch
+    layout: CacheLayout
+    mesh: Mesh
+
+    @property
+    def outside(self) -> Step:
+        """The step for what is no layer: nothing to attend to."""
+
+        def refuse(_: Query) -> jax.Array:
+            raise ValueError("step.attend may be called by a layer only")
+
+        return self._step(refuse)
+
+    def __call__(self, x: jax.Array, pools: Pools) -> tuple[jax.Array, Pools]:
+        """x ``[T, D]`` through every layer; the pools with this step's K and V written."""
+        pools = list(pools)
+        for (pool, query), members in groupby(range(self.model.num_layers), key=lambda i: self._alike(i, x)):
+            layers = list(members)
+            if query is None or len(layers) == 1:
+                for i in layers:
+                    x, pools[pool] = self._whole(i, x, pools[pool])
+            else:
+                x, pools[pool] = self._loop(layers, dict(query[0]), x, pools[pool])
+        return x, pools
+
+    def _alike(self, i: int, x: jax.Array) -> tuple[int, tuple[Any, ...] | None]:
+        """Layer i's pool, and what it asks of attention; None where the layer cannot or need not be cut in two."""
+        pool = self.layout.place(i)[0]
+        if self.mesh.devices.flat[0].platform != "cpu":
+            return pool, None
+        options: dict[str, Any] = {}
+
+        def before(x: jax.Array) -> tuple[jax.Array | None, ...]:
+            query = self._ask(i, x)
+            options.update(query.options)
+            return query.arrays
+
+        try:
+            shapes = jax.eval_shape(before, x)
+        except UnexpectedTracerError:  # a layer that traces inside itself, such as one that is rematerialized
+            return pool, None
+        return pool, (tuple(options.items()), tuple(s and (s.shape, s.dtype) for s in shapes))
+
+    def _whole(self, i: int, x: jax.Array, pool: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Layer i in one piece."""
+        written = []
+
+        def answer(query: Query) -> jax.Array:
+            seen, new_pool = self._attention(query, pool, jnp.int32(self.layout.place(i)[1]))
+            written.append(new_pool)
+            return seen
+
+        x = self.model.layer(i, x, self._step(answer))
+        return x, written[0]
+
+    def _loop(
+        self, layers: list[int], options: dict[str, Any], x: jax.Array, pool: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Layers that ask the same, as one loop."""
+        first_pages = jnp.asarray([self.layout.place(i)[1] for i in layers], jnp.int32)
+
+        def before(i: int) -> Callable[[jax.Array], tuple[jax.Array | None, ...]]:
+            return lambda x: self._ask(i, x).arrays
+
+        def after(i: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
+            return lambda x, seen: self.model.layer(i, x, self._step(lambda _: seen))
+
+        befores, afters = [before(i) for i in layers], [after(i) for i in layers]
+
+        def body(at: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            x, pool = carry
+            q, k, v, sinks = jax.lax.switch(at, befores, x)
+            seen, pool = self._attention(Query(q=q, k=k, v=v, sinks=sinks, **options), pool, first_pages[at])
+            return jax.lax.switch(at, afters, x, seen), pool
+
+        return jax.lax.fori_loop(0, len(layers), body, (x, pool))
+
+    def _ask(self, i: int, x: jax.Array) -> Query:
+        """What layer i wants to know of attention."""
+
+        def ask(query: Query) -> jax.Array:
+            raise _Asked(query)
+
+        try:
+            self.model.layer(i, x, self._step(ask))
+        except _Asked as asked:
+            return asked.query
+        raise ValueError(f"layer {i} returned without calling step.attend")
+
+    def _step(self, answer: Callable[[Query], jax.Array]) -> Step:
+        return Step(positions=self.batch.positions, valid=self.batch.valid, answer=answer)
+
+    def _attention(self, query: Query, pool: jax.Array, first_page: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The kernel, with heads sharded over ``tensor``; a layer's pages begin at ``first_page`` of the flat pool."""
+        batch = self.batch
+        # Ids that name no page stay out of the pool.
+        table = jnp.where(batch.page_table >= 0, batch.page_table + first_page, pool.shape[0])
+
+        def kernel(
+            q: jax.Array,
+            k: jax.Array | None,
+            v: jax.Array | None,
+            cache: jax.Array,
+            sinks: jax.Array | None,
+            *where: jax.Array,
+        ) -> tuple[jax.Array, ...]:
+            return ragged_paged_attention(q, k, v, cache, *where, sinks=sinks, **query.options)
+
+        if self.mesh.shape["tensor"] > 1:
+            heads, cache, whole = PartitionSpec(None, "tensor", None), cache_partition("tensor"), PartitionSpec()
+            kernel = jax.shard_map(
+                kernel,
+                mesh=self.mesh,
+                in_specs=(heads, heads, heads, cache, PartitionSpec("tensor"), whole, whole, whole, whole),
+                out_specs=(heads, cache),
+                check_vma=False,
+            )
+        where = (table, batch.kv_lens, batch.cu_q_lens, batch.distribution)
+        seen, pool = kernel(query.q, query.k, query.v, pool, query.sinks, *where)
+        return seen, pool
