@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import socket
 import sys
@@ -9,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
+from jserve import __version__
 from jserve.cli.console import ConsoleProgress, rows, say
 from jserve.cli.options import Flag, parse
 from jserve.config import ServeConfig, cache_dir
@@ -44,11 +46,12 @@ class Answer:
 def run(arguments: list[str]) -> int:
     begun = time.monotonic()
     options = parse(Options, arguments, prog="jserve demo", usage="jserve demo [--json]")
+    config = _config()
+    say(f"jserve {__version__} loads {config.model}")
     from jserve.client import Client, FlightClient
     from jserve.llm import load
     from jserve.serving.server import Server
 
-    config = _config()
     with ConsoleProgress() as progress:
         loaded = load(config, progress=progress)
     try:
@@ -111,13 +114,12 @@ def _timing(answer: Answer) -> str:
 
 
 def _config() -> ServeConfig:
-    """The default server's settings, on free ports where the default ones are taken."""
-    config = ServeConfig()
-    doors = (config.grpc_address, config.flight_address, config.metrics_address)
-    if all(_is_free(address) for address in doors):
+    """A server for one caller, so that few and small programs are compiled; on free ports where its own are taken."""
+    config = ServeConfig(max_num_seqs=2, max_num_tokens=64, max_model_len=1024)
+    if all(_is_free(address) for address in (config.grpc_address, config.flight_address, config.metrics_address)):
         return config
     free = "127.0.0.1:0"
-    return ServeConfig(grpc_address=free, flight_address=free, metrics_address=free)
+    return dataclasses.replace(config, grpc_address=free, flight_address=free, metrics_address=free)
 
 
 def _is_free(address: str) -> bool:

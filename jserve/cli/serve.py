@@ -8,6 +8,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from jserve import __version__
 from jserve.cli.console import ConsoleProgress, rows, say
 from jserve.cli.options import parse
 from jserve.cli.settings import ServeOptions, digest, settle
@@ -32,6 +33,7 @@ def run(arguments: list[str]) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("jserve").setLevel(logging.INFO)
 
+    say(f"jserve {__version__} loads {config.model}")
     from jserve.llm import load
     from jserve.serving.server import Server
 

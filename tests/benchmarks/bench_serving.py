@@ -123,7 +123,8 @@ def run_vllm(python: str, folder: str) -> Run:
     done = subprocess.run(
         [python, str(script), folder, loads], stdout=subprocess.PIPE, text=True, env=environment, check=True
     )
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    # vllm logs to stdout too.
+    told: dict[str, Any] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
     medians = [statistics.median(seconds) for seconds in told["seconds"]]
     return Run(cold_s=None, warm_s=told["ready_s"], peak_bytes=told["peak_bytes"], seconds=medians)
 
