@@ -16,7 +16,7 @@ from flax import nnx
 
 from jserve.client import Client
 from jserve.config import ServeConfig
-from jserve.llm import load
+from jserve.load import load
 from jserve.models.llama import Llama, LlamaConfig
 from jserve.request import SamplingParams
 from jserve.serving.server import Server

@@ -1,4 +1,4 @@
-"""A model inside a Python program, and the assembly that the server shares with it.
+"""A model inside a Python program.
 
 llm = LLM("pypi://...", dtype="float32")
 out = llm.generate(["Once upon a time"], SamplingParams(temperature=0, max_tokens=48))
@@ -7,128 +7,22 @@ out[0].text, out[0].token_ids, out[0].finish_reason, out[0].usage
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+import queue
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-from flax import nnx
-from jax.sharding import Mesh
-
 from jserve.checkpoints.progress import SILENT, Progress
-from jserve.config import ServeConfig, cache_dir, resolve
-from jserve.engine.build import EngineModel, build_engine
-from jserve.engine.engine import Engine
-from jserve.engine.executor import CompileProgress
-from jserve.engine.store import ProgramStore
-from jserve.errors import ConfigError, JserveError, MeshError, RequestError, Unsupported, UnsupportedModel
-from jserve.models.contract import trace_layer_caches
-from jserve.observe.metrics import Metrics
-from jserve.request import Completion, Delta, FinishReason, Prompt, SamplingParams, TokenLogprob
-from jserve.serving.frontend import Frontend, ServedModel
+from jserve.config import resolve
+from jserve.errors import JserveError, Unsupported
+from jserve.load import Loaded, ModelParts, load
+from jserve.request import Completion, Delta, FinishReason, Prompt, SamplingParams, ServedModel, TokenLogprob
 from jserve.serving.stream import Stream
-from jserve.text.chat_template import ChatTemplate
-from jserve.text.tokenizer import Tokenizer
-from sharding import MeshSpec, param_shardings
 
-__all__ = ["LLM", "Loaded", "ModelParts", "load"]
+__all__ = ["LLM"]
 
-ModelParts = tuple[nnx.Module, Any, Tokenizer | None]
-"""(module, params, tokenizer): a module of the contract, its parameters (None: those it carries), a tokenizer."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Loaded:
-    """An engine that is ready, and what stands in front of it."""
-
-    engine: Engine
-    frontend: Frontend
-    metrics: Metrics
-    served: ServedModel
-
-    def close(self) -> None:
-        self.engine.close()
-        self.frontend.close()
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Source:
-    """A model from wherever it came, not on the devices yet."""
-
-    name: str
-    family: str
-    graphdef: Any
-    state: nnx.State
-    load: Callable[[Any], Any]
-    """Takes shapes with shardings, gives the parameters."""
-    max_len: int
-    tokenizer: Tokenizer | None
-    chat_template: ChatTemplate | None
-    defaults: SamplingParams
-    eos_ids: tuple[int, ...]
-
-
-def load(config: ServeConfig, *, progress: Progress = SILENT, model: ModelParts | None = None) -> Loaded:
-    """Everything from a config to a ready engine. Raises StartError in words.
-
-    ``model`` takes the place of ``config.model``. ``progress`` hears of downloads, conversions and compilations.
-    """
-    try:
-        spec = MeshSpec.parse(config.mesh)
-        _make_cpu_devices(spec.size)
-        mesh = spec.build()
-    except ValueError as error:
-        raise MeshError(str(error), fix='a smaller --mesh, such as --mesh ""') from None
-    source = _from_parts(model, config) if model is not None else _from_checkpoint(config, mesh, progress)
-    try:
-        shardings = param_shardings(source.state, mesh)
-    except ValueError as error:
-        raise MeshError(f"mesh {spec} does not fit {source.name}: {error}") from None
-    shapes = jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        nnx.to_pure_dict(source.state),
-        shardings,
-    )
-    vocab_size = source.tokenizer.vocab_size if source.tokenizer else _head_width(source.graphdef, shapes)
-    engine = build_engine(
-        EngineModel(
-            graphdef=source.graphdef,
-            param_shapes=shapes,
-            load=lambda: source.load(shapes),
-            max_len=source.max_len,
-            vocab_size=vocab_size,
-        ),
-        config,
-        mesh=mesh,
-        store=ProgramStore(cache_dir() / "programs") if config.program_store else None,
-        compile_progress=_compile_progress(progress),
-    )
-    limits = engine.limits
-    served = ServedModel(
-        name=source.name,
-        family=source.family,
-        dtype=jax.tree.leaves(shapes)[0].dtype.name,
-        mesh=str(spec),
-        max_model_len=limits.max_model_len,
-        vocab_size=limits.vocab_size,
-        num_pages=limits.num_pages,
-        page_size=limits.page_size,
-        has_chat_template=source.chat_template is not None,
-    )
-    metrics = Metrics(model_name=source.name, engine=engine)
-    frontend = Frontend(
-        engine=engine,
-        tokenizer=source.tokenizer,
-        chat_template=source.chat_template,
-        defaults=source.defaults,
-        eos_ids=source.eos_ids,
-        model=served,
-        metrics=metrics,
-    )
-    return Loaded(engine=engine, frontend=frontend, metrics=metrics, served=served)
+_WINDOW = 256
+"""Most prompts of one call that are open at once."""
 
 
 class LLM:
@@ -150,23 +44,15 @@ class LLM:
     ) -> list[Completion]:
         """One Completion a prompt, in their order. ``params``: one for all, or one a prompt.
 
-        A prompt is raw text (str), chat turns (list of dict) or token ids (list of int). All are submitted before
-        the first is waited for. The first invalid one raises its RequestError, and the others are cancelled.
+        A prompt is raw text (str), chat turns (list of dict) or token ids (list of int). They run together, as many
+        as the engine takes. The first that fails raises its RequestError, and the others are cancelled.
         """
         batch = _as_batch(prompts)
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(batch)
         if len(params) != len(batch):
             raise ValueError(f"{len(batch)} prompts and {len(params)} SamplingParams; give one for all, or one each")
-        streams: list[Stream] = []
-        try:
-            for prompt, one in zip(batch, params, strict=True):
-                streams.append(self._loaded.frontend.open_sync(prompt, one))
-            return [_collect(stream, one) for stream, one in zip(streams, params, strict=True)]
-        except BaseException:
-            for stream in streams:
-                stream.cancel()
-            raise
+        return _run_all(self._loaded, list(zip(batch, params, strict=True)))
 
     def embed(self, texts: Sequence[str]) -> Any:
         """Not for a decoder: raises Unsupported."""
@@ -192,21 +78,52 @@ def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return list(prompts)  # type: ignore[arg-type]
 
 
-def _collect(stream: Stream, params: SamplingParams) -> Completion:
-    """Drain a stream into its first choice, with all choices beside it where there are several."""
-    choices = [_Growing() for _ in range(params.n)]
-    for deltas in stream:
-        for delta in deltas:
-            choices[delta.index].take(delta)
-    failure = stream.failure
-    if isinstance(failure, RequestError):
-        raise failure
-    last = next(choice.last for choice in choices if choice.last is not None and choice.last.usage is not None)
+def _run_all(loaded: Loaded, jobs: Sequence[tuple[Prompt, SamplingParams]]) -> list[Completion]:
+    """Every job's completion, in their order. One thread serves all streams as they speak, and keeps a window of
+    them open, so that no queue overflows and stop strings end their streams at once."""
+    spoken: queue.SimpleQueue[int] = queue.SimpleQueue()
+    window = min(_WINDOW, loaded.engine.limits.max_queue)
+    streams: dict[int, Stream] = {}
+    done: dict[int, Completion] = {}
+    growing = [[_Growing() for _ in range(params.n)] for _, params in jobs]
+    following = iter(range(len(jobs)))
+
+    def open_next() -> None:
+        index = next(following, None)
+        if index is not None:
+            streams[index] = loaded.frontend.open_sync(*jobs[index])
+            streams[index].notify(lambda: spoken.put(index))
+
+    try:
+        for _ in range(window):
+            open_next()
+        while streams:
+            index = spoken.get()
+            stream = streams.get(index)
+            if stream is None:
+                continue
+            while deltas := stream.pull(timeout=0):
+                for delta in deltas:
+                    growing[index][delta.index].take(delta)
+            if deltas is None:
+                del streams[index]
+                if stream.failure is not None:
+                    raise stream.failure
+                done[index] = _completion(growing[index])
+                open_next()
+    finally:
+        for stream in streams.values():
+            stream.cancel()
+    return [done[index] for index in range(len(jobs))]
+
+
+def _completion(choices: Sequence[_Growing]) -> Completion:
+    """The first choice, with all of them beside it where there are several."""
+    last = next(c.last for c in choices if c.last is not None and c.last.usage is not None)
     done = [choice.completion(index, last) for index, choice in enumerate(choices)]
-    if params.n == 1:
-        return done[0]
-    # Index 0 is what a caller of n=1 would get; it carries all of them.
-    return _with_choices(done)
+    if len(done) > 1:
+        done[0].choices.extend(done)
+    return done[0]
 
 
 class _Growing:
@@ -237,111 +154,3 @@ class _Growing:
             usage=last.usage,
             timings=last.timings,
         )
-
-
-def _with_choices(done: list[Completion]) -> Completion:
-    done[0].choices.extend(done)
-    return done[0]
-
-
-def _make_cpu_devices(count: int) -> None:
-    """On a CPU a mesh is made of virtual devices, which JAX makes only before its first use."""
-    if count > max(1, getattr(jax.config, "jax_num_cpu_devices", 0)):
-        with suppress(RuntimeError):  # JAX is in use already: then what is there must do
-            jax.config.update("jax_num_cpu_devices", count)
-
-
-def _from_checkpoint(config: ServeConfig, mesh: Mesh, progress: Progress) -> _Source:
-    from jserve.checkpoints.open import open_checkpoint
-
-    if config.checkpoint is not None:
-        raise UnsupportedModel(
-            f"checkpoint {config.checkpoint}: serving a module by its name is not built yet; "
-            "jserve.LLM((module, params, tokenizer)) takes a module from Python"
-        )
-    checkpoint = open_checkpoint(config.model, progress=progress)
-    manifest = checkpoint.manifest
-    on_cpu = mesh.devices.flat[0].platform == "cpu"
-    auto = jnp.float32 if on_cpu else jnp.bfloat16
-    graphdef, state = checkpoint.abstract(auto if config.dtype == "auto" else jnp.dtype(config.dtype))
-    tokenizer = checkpoint.tokenizer()
-    generation: dict[str, Any] = manifest.generation
-    return _Source(
-        name=manifest.name,
-        family=manifest.family,
-        graphdef=graphdef,
-        state=state,
-        load=checkpoint.restore,
-        max_len=int(manifest.config["max_position"]),
-        tokenizer=tokenizer,
-        chat_template=checkpoint.chat_template(),
-        defaults=SamplingParams(
-            temperature=generation.get("temperature"),
-            top_p=generation.get("top_p"),
-            top_k=generation.get("top_k"),
-            min_p=generation.get("min_p"),
-        ),
-        eos_ids=tuple(manifest.eos_ids),
-    )
-
-
-def _from_parts(parts: ModelParts, config: ServeConfig) -> _Source:
-    """The module as it is, in its own dtype or in the one that the config names."""
-    module, params, tokenizer = parts
-    graphdef, state = nnx.split(module)
-    if config.dtype != "auto":
-        state = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, _as(a.dtype, config.dtype)), state)
-    if params is None:
-        params = nnx.to_pure_dict(state)
-    elif isinstance(params, nnx.State):
-        params = nnx.to_pure_dict(params)
-    return _Source(
-        name=type(module).__name__,
-        family=type(module).__name__.lower(),
-        graphdef=graphdef,
-        state=state,
-        load=lambda shapes: jax.tree.map(_place, params, shapes),
-        max_len=_module_length(module),
-        tokenizer=tokenizer,
-        chat_template=None,
-        defaults=SamplingParams(),
-        eos_ids=tokenizer.eos_ids if tokenizer else (),
-    )
-
-
-def _as(old: Any, new: str) -> Any:
-    return jnp.dtype(new) if jnp.issubdtype(old, jnp.floating) else old
-
-
-def _place(array: Any, shape: jax.ShapeDtypeStruct) -> jax.Array:
-    if array.shape != shape.shape:
-        raise ConfigError(f"a parameter has shape {array.shape}; the module wants {shape.shape}")
-    return jax.device_put(jnp.asarray(array, shape.dtype), shape.sharding)
-
-
-def _module_length(module: Any) -> int:
-    """A module says how long a sequence may be as ``max_position``, on itself or on its config."""
-    for holder in (module, getattr(module, "config", None)):
-        length = getattr(holder, "max_position", None)
-        if isinstance(length, int):
-            return length
-    raise ConfigError(f"{type(module).__name__} has no max_position, itself or in its config; add one (an int, tokens)")
-
-
-def _head_width(graphdef: Any, shapes: Any) -> int:
-    return trace_layer_caches(graphdef, shapes)[1]
-
-
-def _compile_progress(progress: Progress) -> Callable[[CompileProgress], None]:
-    """Tell compilations as one task of so many programs."""
-
-    def tell(now: CompileProgress) -> None:
-        if now.done == 1:
-            progress.start("compile", now.total, "programs")
-        if now.stored:
-            progress.note(f"{now.stored} from the cache")
-        progress.advance(1)
-        if now.done == now.total:
-            progress.done()
-
-    return tell

@@ -35,7 +35,8 @@ ROOMS: dict[str, set[str]] = {
     "jserve.wire": {"jserve.v1"},
     "jserve.serving": {"jserve.engine", "jserve.observe", "jserve.text", "jserve.v1", "jserve.wire"},
     "jserve.client": {"jserve.v1", "jserve.wire"},
-    "jserve.llm": {
+    "jserve.llm": {"jserve.checkpoints", "jserve.load", "jserve.serving"},
+    "jserve.load": {
         "jserve.checkpoints",
         "jserve.engine",
         "jserve.models",
@@ -44,7 +45,7 @@ ROOMS: dict[str, set[str]] = {
         "jserve.text",
         "sharding",
     },
-    "jserve.cli": {"jserve.checkpoints", "jserve.client", "jserve.llm", "jserve.serving"},
+    "jserve.cli": {"jserve.checkpoints", "jserve.client", "jserve.load", "jserve.serving"},
     "jserve.testing": {
         "jserve.checkpoints",
         "jserve.engine",

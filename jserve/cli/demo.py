@@ -49,7 +49,7 @@ def run(arguments: list[str]) -> int:
     config = _config()
     say(f"jserve {__version__} loads {config.model}")
     from jserve.client import Client, FlightClient
-    from jserve.llm import load
+    from jserve.load import load
     from jserve.serving.server import Server
 
     with ConsoleProgress() as progress:

@@ -34,7 +34,7 @@ def run(arguments: list[str]) -> int:
     logging.getLogger("jserve").setLevel(logging.INFO)
 
     say(f"jserve {__version__} loads {config.model}")
-    from jserve.llm import load
+    from jserve.load import load
     from jserve.serving.server import Server
 
     with ConsoleProgress() as progress:

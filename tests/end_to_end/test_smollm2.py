@@ -13,7 +13,7 @@ from jserve.client import Client, FlightClient
 from jserve.config import DEFAULT_MODEL, ServeConfig
 from jserve.engine.compiles import compilations
 from jserve.errors import MeshError
-from jserve.llm import load
+from jserve.load import load
 from jserve.serving.server import Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]

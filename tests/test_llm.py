@@ -1,0 +1,90 @@
+"""A model inside a Python program, on a tiny model and bytes as tokens."""
+
+import pytest
+from flax import nnx
+
+from jserve import LLM, SamplingParams
+from jserve.errors import ConfigError, InvalidRequest, TemplateError, Unsupported
+from jserve.models.naive import naive_generate
+from jserve.request import FinishReason
+from jserve.testing.models import tiny_llama
+from jserve.testing.tokenizer import ByteTokenizer
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def parts():
+    graphdef, params = tiny_llama(vocab_size=ByteTokenizer().vocab_size)
+    return nnx.merge(graphdef, params), params, ByteTokenizer()
+
+
+@pytest.fixture(scope="module")
+def llm(parts, tmp_path_factory):
+    settings = {"max_num_seqs": 4, "max_num_tokens": 32, "num_pages": 64, "max_queue": 6, "program_store": False}
+    with LLM(parts, **settings) as llm:
+        yield llm
+
+
+def test_text_and_ids_equal_the_naive_recompute(llm, parts):
+    module, params, tokenizer = parts
+    graphdef = nnx.split(module)[0]
+    prompts = ["Once upon a time", "a", "Zoë 🙂"]
+    for prompt, out in zip(prompts, llm.generate(prompts, GREEDY), strict=True):
+        ids = tokenizer.encode(prompt, add_special=True)
+        want = naive_generate(graphdef, params, ids, 12)
+        assert out.token_ids == want[: len(out.token_ids)]
+        assert len(out.token_ids) == 12 or out.token_ids[-1] in tokenizer.eos_ids
+        assert out.text == tokenizer.decode(out.token_ids)
+        assert out.usage.prompt_tokens == len(ids)
+        assert out.usage.output_tokens == len(out.token_ids)
+        (by_ids,) = llm.generate(ids, GREEDY)
+        assert by_ids.token_ids == out.token_ids
+
+
+def test_many_more_prompts_than_the_queue_holds_come_back_in_order(llm):
+    prompts = [f"prompt {i}" for i in range(40)]
+    params = [SamplingParams(temperature=0, max_tokens=1 + i % 5, ignore_eos=True) for i in range(40)]
+    outs = llm.generate(prompts, params)
+    assert [len(out.token_ids) for out in outs] == [1 + i % 5 for i in range(40)]
+    assert outs[7].token_ids == llm.generate([prompts[7]], params[7])[0].token_ids
+
+
+def test_choices_and_logprobs(llm):
+    (out,) = llm.generate(["abc"], SamplingParams(n=3, seed=5, max_tokens=6, logprobs=2, ignore_eos=True))
+    assert [choice.index for choice in out.choices] == [0, 1, 2]
+    assert out.choices[0] is out
+    assert len({tuple(choice.token_ids) for choice in out.choices}) == 3
+    for choice in out.choices:
+        assert [entry.token_id for entry in choice.logprobs] == choice.token_ids
+        assert all(len(entry.top) == 2 for entry in choice.logprobs)
+    assert out.usage.output_tokens == 18
+
+
+def test_a_stop_string_ends_the_text_before_it(llm):
+    (whole,) = llm.generate(["stop here"], SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
+    stop = whole.text[20:23]
+    (cut,) = llm.generate(["stop here"], SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, stop=(stop,)))
+    assert cut.text == whole.text[: whole.text.index(stop)]
+    assert cut.finish_reason is FinishReason.STOP
+    assert cut.usage.output_tokens == len(cut.token_ids) < 40
+
+
+def test_one_bad_prompt_raises_and_leaves_nothing_running(llm):
+    with pytest.raises(InvalidRequest, match="99999"):
+        llm.generate([[1, 2], [99999], [3]], GREEDY)
+    with pytest.raises(TemplateError):
+        llm.generate([{"role": "user", "content": "hello"}], GREEDY)
+    with pytest.raises(ValueError, match="2 prompts and 1 SamplingParams"):
+        llm.generate(["a", "b"], [GREEDY])
+    assert llm.generate(["a"], GREEDY)[0].finish_reason in (FinishReason.LENGTH, FinishReason.STOP)
+
+
+def test_embed_says_what_is_not_built(llm):
+    with pytest.raises(Unsupported, match="embedding"):
+        llm.embed(["a"])
+
+
+def test_unknown_settings_are_named(parts):
+    with pytest.raises(ConfigError, match="did you mean max_num_seqs"):
+        LLM(parts, max_num_seq=3)
