@@ -11,6 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from flax import nnx
 
@@ -35,7 +36,7 @@ CONFIG = LlamaConfig(
 
 
 def make() -> Llama:
-    return Llama(CONFIG, rngs=nnx.Rngs(0))
+    return Llama(CONFIG, dtype=jnp.float32, rngs=nnx.Rngs(0))
 
 
 def save(folder: Path) -> None:
