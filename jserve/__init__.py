@@ -1,6 +1,6 @@
 """jserve: serve JAX models over gRPC and Arrow Flight.
 
-    from jserve import LLM, SamplingParams
+from jserve import LLM, SamplingParams
 """
 
 from __future__ import annotations
