@@ -85,7 +85,7 @@ class ConsoleProgress:
         now = time.monotonic()
         if self._bars is not None:
             self._bars.update(self._bars.task_ids[0], completed=self._count, detail=self._detail(now))
-        elif now - self._spoken >= _QUIET_S:
+        elif now - self._spoken >= _QUIET_S and self._count != self._total:
             self._spoken = now
             say(f"{self._task} {self._detail(now)}")
 

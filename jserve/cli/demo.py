@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -12,9 +11,11 @@ from dataclasses import asdict, dataclass
 
 from jserve import __version__
 from jserve.cli.console import ConsoleProgress, rows, say
+from jserve.cli.doors import is_taken
 from jserve.cli.options import Flag, parse
 from jserve.config import ServeConfig, cache_dir
 from jserve.request import Delta, SamplingParams
+from jserve.serving.address import DOORS
 
 __all__ = ["run"]
 
@@ -116,18 +117,7 @@ def _timing(answer: Answer) -> str:
 def _config() -> ServeConfig:
     """A server for one caller, so that few and small programs are compiled; on free ports where its own are taken."""
     config = ServeConfig(max_num_seqs=2, max_num_tokens=64, max_model_len=1024)
-    if all(_is_free(address) for address in (config.grpc_address, config.flight_address, config.metrics_address)):
+    if not any(is_taken(getattr(config, setting)) for setting in DOORS):
         return config
     free = "127.0.0.1:0"
     return dataclasses.replace(config, grpc_address=free, flight_address=free, metrics_address=free)
-
-
-def _is_free(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, int(port)))
-        except OSError:
-            return False
-    return True

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from jserve import __version__
 from jserve.cli.console import ConsoleProgress, rows, say
+from jserve.cli.doors import check_doors
 from jserve.cli.options import parse
 from jserve.cli.settings import ServeOptions, digest, settle
 from jserve.config import ServeConfig
@@ -33,6 +34,7 @@ def run(arguments: list[str]) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("jserve").setLevel(logging.INFO)
 
+    check_doors(config)
     say(f"jserve {__version__} loads {config.model}")
     from jserve.load import load
     from jserve.serving.server import Server

@@ -29,13 +29,10 @@ class Options:
 
 def run(arguments: list[str]) -> int:
     options = parse(Options, arguments, prog="jserve version", usage="jserve version [--json]")
-    import jax
-
-    devices = jax.devices()
     facts = {"jserve": __version__, "python": platform.python_version()}
     facts |= {name: _version(name) or "missing" for name in PACKAGES}
     facts |= {name: found for name in ACCELERATORS if (found := _version(name))}
-    facts["devices"] = f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})"
+    facts["devices"] = _devices()
     facts["settings"] = digest(ServeConfig())
     print(json.dumps(facts) if options.json else rows(list(facts.items()), indent=""))
     return 0
@@ -46,3 +43,13 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _devices() -> str:
+    import jax
+
+    try:
+        devices = jax.devices()
+    except (RuntimeError, AssertionError) as error:  # JAX asserts where a platform that is asked for has no plugin
+        return f"none: {str(error) or 'the platform in JAX_PLATFORMS is not installed'}"
+    return f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})"

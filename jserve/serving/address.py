@@ -5,9 +5,13 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 
+from jserve.config import ServeConfig
 from jserve.errors import ConfigError
 
-__all__ = ["Address", "parse_address"]
+__all__ = ["DOORS", "Address", "check_addresses", "parse_address"]
+
+DOORS = ("grpc_address", "flight_address", "metrics_address")
+"""The settings that hold addresses; an empty one leaves its door closed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +55,15 @@ def parse_address(text: str, *, setting: str, insecure: bool) -> Address:
             fix="use a loopback address such as 127.0.0.1, or allow it with --insecure",
         )
     return address
+
+
+def check_addresses(config: ServeConfig) -> None:
+    """ConfigError where an address cannot be read or may not be opened, or where both doors for requests are closed."""
+    if not (config.grpc_address or config.flight_address):
+        raise ConfigError("grpc_address and flight_address are both empty; open at least one door")
+    for setting in DOORS:
+        if getattr(config, setting):
+            parse_address(getattr(config, setting), setting=setting, insecure=config.insecure)
 
 
 def _read(text: str) -> Address | None:

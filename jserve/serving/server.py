@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 from jserve.config import ServeConfig
 from jserve.engine.contract import TokenEngine
-from jserve.errors import ConfigError
-from jserve.serving.address import parse_address
+from jserve.serving.address import check_addresses
 from jserve.serving.frontend import Frontend
 from jserve.serving.health import Health, Watchdog
 from jserve.serving.loop import LoopThread
@@ -81,7 +80,7 @@ class Server:
         """Open the doors that the settings name. ConfigError where one cannot be opened; then none is open."""
         if self._loop is not None or self._closed:
             raise RuntimeError("a server starts once")
-        self._check_addresses()
+        check_addresses(self._config)
         try:
             return self._open()
         except BaseException:
@@ -149,14 +148,6 @@ class Server:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-
-    def _check_addresses(self) -> None:
-        config = self._config
-        if not (config.grpc_address or config.flight_address):
-            raise ConfigError("grpc_address and flight_address are both empty; open at least one door")
-        for setting in ("grpc_address", "flight_address", "metrics_address"):
-            if getattr(config, setting):
-                parse_address(getattr(config, setting), setting=setting, insecure=config.insecure)
 
     def _open(self) -> Addresses:
         # Each door is imported where it opens: gRPC and Arrow are slow to import.

@@ -29,7 +29,6 @@ def test_a_task_says_how_far_it_is_and_how_long_it_takes(clock, capsys):
     assert capsys.readouterr().err.splitlines() == [
         "compile ...",
         "compile 5/23, 36 s left (5 from the cache)",
-        "compile 23/23 (5 from the cache)",
         "compile 23/23 in 46.0 s (5 from the cache)",
     ]
 

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -76,6 +77,23 @@ def test_a_mesh_that_does_not_divide_the_model_is_refused_with_the_numbers(jserv
     (line,) = _errors(done)
     assert line.startswith("error JS-CFG-02: ")
     assert "64" in line
+
+
+def test_a_taken_port_is_said_before_the_model_is_loaded(jserve, tiny_gguf):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = jserve("serve", str(tiny_gguf), "--grpc-address", address)
+    assert done.returncode == 3
+    first, fix = done.stderr.splitlines()
+    assert first.startswith(f"error JS-CFG-01: grpc_address {address} cannot be opened")
+    assert fix.startswith("  fix: ")
+
+
+@pytest.mark.parametrize("address", ["localhost", "0.0.0.0:7470"])
+def test_an_address_that_may_not_be_opened_is_said_before_the_model_is_loaded(jserve, tiny_gguf, address):
+    done = jserve("serve", str(tiny_gguf), "--flight-address", address)
+    assert done.returncode == 3
+    assert done.stderr.startswith("error JS-CFG-01: flight_address is ")
 
 
 def test_convert_then_inspect_ends_with_the_line_that_serves_it(jserve, tiny_gguf, tmp_path):
