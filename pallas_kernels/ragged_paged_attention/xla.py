@@ -17,9 +17,8 @@ from pallas_kernels.ragged_paged_attention.layout import gather_blocks, store_to
 
 __all__ = ["xla_ragged_paged_attention"]
 
-# Chosen by measuring at Dh = 64 and page = 16 on two AVX2 cores: a turn of a loop costs about 15 us before any
-# work, and the keys and values of a turn should stay in a core's L2 cache.
-_ROWS = 4
+# Chosen by measuring at Dh = 64 and page = 16 on two AVX2 cores.
+_ROW_ITEMS = 16
 _ROW_KEYS = 64
 _ONE_ROW_KEYS = 256
 _BLOCK_QUERIES = 64
@@ -57,17 +56,15 @@ def xla_ragged_paged_attention(
     seq = jnp.sum((cu_q_lens[None, 1:] <= token[:, None]) & real[None], axis=1, dtype=jnp.int32)
     valid = (seq < distribution[2]) & (kv_lens.at[seq].get(mode="clip") > 0)
     seq = jnp.minimum(seq, num_seqs - 1)
-    position = kv_lens[seq] - cu_q_lens[seq + 1] + token
+    position = jnp.where(valid, kv_lens[seq] - cu_q_lens[seq + 1] + token, -1)
     pages = _Pages(
-        page_table=page_table, size=cache.shape[3], stride=page_stride, offset=page_offset, num_pages=cache.shape[0]
+        table=page_table, size=cache.shape[3], stride=page_stride, offset=page_offset, num_pages=cache.shape[0]
     )
 
     if k is not None and v is not None:
-        column, here = pages.column(position)
-        page_ids = jnp.where(here & valid, pages.at(seq, column), -1)
         k = (k.astype(jnp.float32) / (1.0 if k_scale is None else k_scale)).astype(cache.dtype)
         v = (v.astype(jnp.float32) / (1.0 if v_scale is None else v_scale)).astype(cache.dtype)
-        cache = store_tokens(cache, page_ids, position % pages.size, k, v)
+        cache = store_tokens(cache, pages.of(seq, position), position % pages.size, k, v)
 
     attention = _Attention(
         cache=cache,
@@ -82,49 +79,63 @@ def xla_ragged_paged_attention(
     # Longer steps take what the decode range starts with as rows, the rest as blocks.
     num_rows = min(num_tokens, num_seqs)
     if num_tokens == num_rows:
-        out, lse = _attend_rows(attention, q, seq, position, valid)
-        return out, cache, lse
+        out, lse = _attend_rows(attention, q, seq, position)
+        return out.astype(q.dtype), cache, lse
     split = jnp.minimum(cu_q_lens[distribution[0]], num_rows)
-    alone = valid[:num_rows] & (token[:num_rows] < split)
-    rows = _attend_rows(attention, q[:num_rows], seq[:num_rows], position[:num_rows], alone)
+    alone = jnp.where(token < split, position, -1)[:num_rows]
+    out, lse = _attend_rows(attention, q[:num_rows], seq[:num_rows], alone)
     past = [(0, num_tokens - num_rows), (0, 0)]
-    start = jnp.pad(rows[0], [*past, (0, 0)]), jnp.pad(rows[1], past, constant_values=-jnp.inf)
+    out, lse = jnp.pad(out, [*past, (0, 0)]), jnp.pad(lse, past, constant_values=-jnp.inf)
     first = jnp.maximum(cu_q_lens[:-1], split)
     end = jnp.where(real & (kv_lens > 0), cu_q_lens[1:], 0)
-    out, lse = _attend_blocks(attention, q, first, end, kv_lens - cu_q_lens[1:], *start)
-    return out, cache, lse
+    out, lse = _attend_blocks(attention, q, first, end, kv_lens - cu_q_lens[1:], out, lse)
+    return out.astype(q.dtype), cache, lse
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Pages:
-    """Which positions of the sequences lie here, and where: the page table and how its columns are dealt."""
+    """Which positions of the sequences lie here, and where: the page table and how its columns are dealt.
 
-    page_table: jax.Array
+    A *place* is an index into the flattened table. Columns past a row's end are places of the next row, and are
+    told by their positions, which are past ``end``.
+    """
+
+    table: jax.Array
     size: int
     """Positions of a page."""
     stride: int
     offset: int
     num_pages: int
 
-    def column(self, position: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The table column of each position, and whether there is one here."""
-        column, rest = jnp.divmod(position // self.size - self.offset, self.stride)
-        return column, (rest == 0) & (column >= 0) & (column < self.page_table.shape[1]) & (position >= 0)
+    @property
+    def end(self) -> int:
+        """The position after the last that a table row can hold."""
+        return (self.table.shape[1] * self.stride + self.offset) * self.size
 
-    def columns(self, low: jax.Array, high: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The first column that is here of the positions low..high, and the number of columns."""
+    def of(self, seq: jax.Array, position: jax.Array) -> jax.Array:
+        """The page of each position; -1 where it is not here."""
+        page = position // self.size - self.offset
+        column = page if self.stride == 1 else page // self.stride
+        here = (position >= 0) & (column >= 0) & (position < self.end) & (page == column * self.stride)
+        return jnp.where(here, self.at(seq * self.table.shape[1] + column), -1)
+
+    def at(self, place: jax.Array) -> jax.Array:
+        """The page ids at these places; -1 where there is no page of the pool."""
+        ids = self.table.reshape(-1).at[place].get(mode="clip")
+        return jnp.where(ids < self.num_pages, ids, -1)
+
+    def run(self, seq: jax.Array, low: jax.Array, high: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """The columns that hold positions low..high: the first one's place and first position, and their number."""
         first = jnp.maximum(-((self.offset - low // self.size) // self.stride), 0)
-        last = jnp.minimum((high // self.size - self.offset) // self.stride, self.page_table.shape[1] - 1)
-        return first, jnp.maximum(jnp.where(high < low, 0, last - first + 1), 0)
+        last = jnp.minimum((high // self.size - self.offset) // self.stride, self.table.shape[1] - 1)
+        count = jnp.where(high < low, 0, jnp.maximum(last - first + 1, 0))
+        return seq * self.table.shape[1] + first, (first * self.stride + self.offset) * self.size, count
 
-    def at(self, seq: jax.Array, column: jax.Array) -> jax.Array:
-        """The page ids in a table row; for columns out of range anything."""
-        return self.page_table.at[seq, column].get(mode="clip")
-
-    def position(self, column: jax.Array) -> jax.Array:
-        """The positions ``[B, N, page]`` that pages in columns ``[B, N]`` hold."""
-        first = (column * self.stride + self.offset) * self.size
-        return first[:, :, None] + jnp.arange(self.size, dtype=jnp.int32)[None, None]
+    def positions(self, start: jax.Array, num_columns: int) -> jax.Array:
+        """The positions ``[B, N * page]`` held in the N columns whose first position is ``start`` Int32 ``[B]``."""
+        slot = jnp.arange(num_columns * self.size, dtype=jnp.int32)
+        slot = slot // self.size * (self.stride * self.size) + slot % self.size
+        return start[:, None] + slot[None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,99 +154,141 @@ class _Attention:
         """The lowest position that a query at ``position`` sees."""
         return jnp.zeros_like(position) if self.window is None else jnp.maximum(position - self.window + 1, 0)
 
-    def __call__(
-        self, q: jax.Array, seq: jax.Array, position: jax.Array, low: jax.Array, high: jax.Array, num_keys: int
+    def grouped(self, q: jax.Array) -> jax.Array:
+        """``q [N, H, Dh]`` as float32 ``[N, K, G, Dh]``, scaled: query heads by the KV head that they share."""
+        num_kv_heads = self.cache.shape[1]
+        return (q.astype(jnp.float32) * self.logit_scale).reshape(q.shape[0], num_kv_heads, -1, q.shape[2])
+
+    def logits(
+        self, q: jax.Array, position: jax.Array, place: jax.Array, start: jax.Array, num_columns: int
     ) -> tuple[jax.Array, jax.Array]:
-        """Attend with B groups of Q queries, each group of one sequence, to about ``num_keys`` positions a turn.
+        """The logits of B groups of Q queries with the keys of ``num_columns`` pages each, and the keys' values.
 
         Args:
-          q: ``[B, Q, H, Dh]``. seq: Int32 ``[B]``. position: Int32 ``[B, Q]``.
-          low, high: Int32 ``[B]``: the lowest and highest position that a group sees; high < low: nothing.
+          q: ``[B, K, G * Q, Dh]``. position: Int32 ``[B, Q]``, ascending in a group; -1: padding.
+          place, start: Int32 ``[B]``, the place and the first position of each group's first page.
 
         Returns:
-          Float32 ``[B, Q, H, Dh]`` and the lse ``[B, Q, H]``; zero and -inf where nothing is seen.
+          Logits ``[B, K, G, Q, t]``, _NEVER where a query does not see the key, and values ``[B, K, t, Dh]``, zero
+          where no query of the group does: what nobody sees may be anything, NaN too, and zero times NaN is NaN.
         """
-        num_groups, num_queries, num_heads, head_dim = q.shape
-        num_kv_heads = self.cache.shape[1]
-        pages, columns_a_turn = self.pages, max(1, num_keys // self.pages.size)
-        shape = (num_groups, num_queries, num_kv_heads, num_heads // num_kv_heads, head_dim)
-        q = (q.astype(jnp.float32) * self.logit_scale).reshape(shape).transpose(0, 2, 3, 1, 4)
-        first, count = pages.columns(low, high)
-        turns = jnp.max(-(-count // columns_a_turn))
+        page_ids = self.pages.at(place[:, None] + jnp.arange(num_columns, dtype=jnp.int32)[None])
+        keys, values = gather_blocks(self.cache, jnp.maximum(page_ids, 0))
+        where = self.pages.positions(start, num_columns)
+        here = jnp.repeat(page_ids >= 0, self.pages.size, axis=1) & (where < self.pages.end)
+        some = here & (where >= self.lowest(position[:, :1])) & (where <= position[:, -1:])
+        values = jnp.where(some[:, None, :, None], values.astype(jnp.float32), 0.0)
+        seen = where[:, None] <= position[:, :, None]
+        if self.window is not None:
+            seen &= where[:, None] > position[:, :, None] - self.window
+        seen = (here[:, None] & seen)[:, None, None]
+        logits = _product("bkmd,bktd->bkmt", q, keys.astype(jnp.float32))
+        logits = logits.reshape(*logits.shape[:2], -1, position.shape[1], logits.shape[3])
+        if self.soft_cap is not None:
+            logits = self.soft_cap * jnp.tanh(logits / self.soft_cap)
+        return jnp.where(seen, logits, _NEVER), values
+
+    def sweep(
+        self, q: jax.Array, seq: jax.Array, position: jax.Array, num_keys: int
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """One sequence's queries over all that they see, about ``num_keys`` positions a turn.
+
+        Args:
+          q: ``[Q, K, G, Dh]``, grouped. seq: Int32 scalar. position: Int32 ``[Q]``, ascending.
+
+        Returns:
+          top, total ``[Q, K, G]`` and acc ``[Q, K, G, Dh]``, as ``finish`` takes them.
+        """
+        num_columns = max(1, num_keys // self.pages.size)
+        place, start, count = self.pages.run(seq, self.lowest(position[0]), position[-1])
+        q = jnp.moveaxis(q, 0, 2)
+        num_kv_heads, _, _, head_dim = q.shape
+        flat = q.reshape(1, num_kv_heads, -1, head_dim)
+        span = num_columns * self.pages.stride * self.pages.size
 
         def turn(carry: _Carry) -> _Carry:
             i, top, total, acc = carry
-            nth = i * columns_a_turn + jnp.arange(columns_a_turn, dtype=jnp.int32)
-            column = first[:, None] + nth[None]
-            page_ids = pages.at(seq[:, None], column)
-            here = (nth[None] < count[:, None]) & (page_ids >= 0) & (page_ids < pages.num_pages)
-            keys, values = gather_blocks(self.cache, jnp.where(here, page_ids, 0))
-            where = pages.position(column)
-            some = here[..., None] & (where >= low[:, None, None]) & (where <= high[:, None, None])
-            where, some = where.reshape(num_groups, 1, -1), some.reshape(num_groups, 1, -1)
-            seen = some & (where <= position[..., None]) & (where >= self.lowest(position)[..., None])
-            seen = seen[:, None, None]
-            # What nobody sees may be anything, NaN too; zero times NaN would be NaN.
-            values = jnp.where(some[..., None], values.astype(jnp.float32), 0.0)
-
-            logits = _product("bkgqd,bktd->bkgqt", q, keys.astype(jnp.float32))
-            if self.soft_cap is not None:
-                logits = self.soft_cap * jnp.tanh(logits / self.soft_cap)
-            logits = jnp.where(seen, logits, _NEVER)
+            here = (place + i * num_columns)[None], (start + i * span)[None]
+            logits, values = self.logits(flat, position[None], *here, num_columns)
+            logits = logits[0]
             new_top = jnp.maximum(top, jnp.max(logits, axis=-1))
-            weights = jnp.where(seen, jnp.exp(logits - new_top[..., None]), 0.0)
+            weights = jnp.exp(logits - new_top[..., None])
             fade = jnp.exp(top - new_top)
+            new = _product("kmt,ktd->kmd", weights.reshape(num_kv_heads, flat.shape[2], -1), values[0])
             total = total * fade + jnp.sum(weights, axis=-1)
-            acc = acc * fade[..., None] + _product("bkgqt,bktd->bkgqd", weights, values)
-            return i + 1, new_top, total, acc
+            return i + 1, new_top, total, acc * fade[..., None] + new.reshape(acc.shape)
 
         # Like q and not of constants: inside shard_map a carry must vary over the mesh axes that its update does.
-        top, total = jnp.full_like(q[..., 0], _NEVER), jnp.zeros_like(q[..., 0])
-        start: _Carry = (jnp.int32(0), top, total, jnp.zeros_like(q))
-        _, top, total, acc = jax.lax.while_loop(lambda carry: carry[0] < turns, turn, start)
+        zero = jnp.zeros_like(q[..., 0])
+        begin: _Carry = (jnp.int32(0), zero + _NEVER, zero, jnp.zeros_like(q))
+        _, top, total, acc = jax.lax.while_loop(lambda carry: carry[0] * num_columns < count, turn, begin)
+        return jnp.moveaxis(top, 2, 0), jnp.moveaxis(total, 2, 0), jnp.moveaxis(acc, 2, 0)
+
+    def finish(
+        self, top: jax.Array, total: jax.Array, acc: jax.Array, active: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """The softmax's result ``[N, H, Dh]`` and its lse ``[N, H]``, float32; zero and -inf where nothing is seen.
+
+        Args:
+          top, total: ``[N, K, G]``: the highest logit and the sum of exp(logit - top).
+          acc: ``[N, K, G, Dh]``: the sum of exp(logit - top) times value.
+          active: Bool ``[N]``: False for padding, which has no sink either.
+        """
+        # Where no key was seen, total counts keys that were never to be seen.
+        total = jnp.where(top > _NEVER, total, 0.0)
         if self.sinks is not None:
-            sink = self.sinks.astype(jnp.float32).reshape(1, num_kv_heads, -1, 1)
-            sink = jnp.where((low <= high)[:, None, None, None], sink, _NEVER)
+            sink = self.sinks.astype(jnp.float32).reshape(1, *top.shape[1:])
+            sink = jnp.where(active[:, None, None], sink, _NEVER)
             new_top = jnp.maximum(top, sink)
             fade = jnp.exp(top - new_top)
             total, acc, top = total * fade + jnp.exp(sink - new_top), acc * fade[..., None], new_top
-        acc = acc * (self.value_scale / jnp.where(total > 0, total, 1.0))[..., None]
-        lse = jnp.where(total > 0, top + jnp.log(total), -jnp.inf)
-        out = acc.transpose(0, 3, 1, 2, 4).reshape(num_groups, num_queries, num_heads, head_dim)
-        return out, lse.transpose(0, 3, 1, 2).reshape(num_groups, num_queries, num_heads)
+        factor = jnp.where(top > _NEVER, self.value_scale / total, 0.0)
+        lse = jnp.where(top > _NEVER, top + jnp.log(total), -jnp.inf)
+        shape = (acc.shape[0], -1, acc.shape[3])
+        return (acc * factor[..., None]).reshape(shape), lse.reshape(shape[:2])
 
 
 def _attend_rows(
-    attention: _Attention, q: jax.Array, seq: jax.Array, position: jax.Array, active: jax.Array
+    attention: _Attention, q: jax.Array, seq: jax.Array, position: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Each token of ``q [R, H, Dh]`` alone: out ``[R, H, Dh]`` in q's dtype, lse ``[R, H]``; inactive rows see nothing.
+    """Each token of ``q [R, H, Dh]`` alone: out ``[R, H, Dh]`` and lse ``[R, H]``, float32. Position -1: padding.
 
-    Rows are taken _ROWS at a time in order of how much they see, so that those of one loop are of like lengths.
+    The work is a list of items, each a row and one run of its pages; a turn of the loop takes the next few.
     """
-    num_rows, dtype = q.shape[0], q.dtype
-    low = attention.lowest(position)
-    high = jnp.where(active, position, -1)
-    if num_rows <= _ROWS:
-        num_keys = _ONE_ROW_KEYS if num_rows == 1 else _ROW_KEYS
-        out, lse = attention(q[:, None], seq, position[:, None], low, high, num_keys)
-        return out[:, 0].astype(dtype), lse[:, 0]
-    _, count = attention.pages.columns(low, high)
-    order = jnp.argsort(count, descending=True)
-    order = jnp.pad(order, (0, -num_rows % _ROWS), constant_values=num_rows)
-    some = jnp.sum(count > 0)
+    q, num_rows, pages = attention.grouped(q), q.shape[0], attention.pages
+    if num_rows == 1:
+        return attention.finish(*attention.sweep(q, seq[0], position, _ONE_ROW_KEYS), position >= 0)
+    num_items = min(num_rows, _ROW_ITEMS)
+    num_columns = max(1, _ROW_KEYS // pages.size)
+    span = num_columns * pages.stride * pages.size
+    place, start, count = pages.run(seq, attention.lowest(position), position)
+    items = -(-count // num_columns)
+    ends = jnp.cumsum(items)
+    # Of each row, so that item i of the list, if it is the row's, begins at the row's values plus i times the run's.
+    begins = ends - items
+    rows = jnp.stack([place - begins * num_columns, start - begins * span, position], axis=1)
 
     def turn(carry: _Carry) -> _Carry:
-        done, out, lse = carry
-        rows = jax.lax.dynamic_slice(order, (done,), (_ROWS,))
-        here = jnp.minimum(rows, num_rows - 1)
-        top = jnp.where(rows < num_rows, high[here], -1)
-        new, new_lse = attention(q[here][:, None], seq[here], position[here][:, None], low[here], top, _ROW_KEYS)
-        out = out.at[rows].set(new[:, 0].astype(dtype), mode="drop", unique_indices=True)
-        return done + _ROWS, out, lse.at[rows].set(new_lse[:, 0], mode="drop", unique_indices=True)
+        done, top, total, acc = carry
+        item = done + jnp.arange(num_items, dtype=jnp.int32)
+        row = jnp.sum(ends[None] <= item[:, None], axis=1, dtype=jnp.int32)
+        first, begin, at = rows.at[row].get(mode="fill", fill_value=-1).T
+        here = jnp.minimum(row, num_rows - 1)
+        logits, values = attention.logits(
+            q[here], at[:, None], first + item * num_columns, begin + item * span, num_columns
+        )
+        logits = logits[:, :, :, 0]
+        new_top = top.at[row].max(jnp.max(logits, axis=-1), mode="drop")
+        weights = jnp.exp(logits - new_top[here][..., None])
+        fade = jnp.exp(top - new_top)
+        total = (total * fade).at[row].add(jnp.sum(weights, axis=-1), mode="drop")
+        acc = (acc * fade[..., None]).at[row].add(_product("bkgt,bktd->bkgd", weights, values), mode="drop")
+        return done + num_items, new_top, total, acc
 
-    start: _Carry = (jnp.int32(0), jnp.zeros_like(q), jnp.full_like(q[..., 0], -jnp.inf, dtype=jnp.float32))
-    _, out, lse = jax.lax.while_loop(lambda carry: carry[0] < some, turn, start)
-    return out, lse
+    zero = jnp.zeros_like(q[..., 0])
+    begin: _Carry = (jnp.int32(0), zero + _NEVER, zero, jnp.zeros_like(q))
+    _, top, total, acc = jax.lax.while_loop(lambda carry: carry[0] < ends[-1], turn, begin)
+    return attention.finish(top, total, acc, position >= 0)
 
 
 def _attend_blocks(
@@ -263,24 +316,17 @@ def _attend_blocks(
         start = jnp.minimum(low, q.shape[0] - size)
         token = start + jnp.arange(size, dtype=jnp.int32)
         own = (token >= low) & (token < high)
-        position = token + shift[seq]
-        new, new_lse = attention(
-            jax.lax.dynamic_slice_in_dim(q, start, size)[None],
-            seq[None],
-            position[None],
-            attention.lowest(low + shift[seq])[None],
-            (high - 1 + shift[seq])[None],
-            _BLOCK_KEYS,
-        )
-        old = jax.lax.dynamic_slice_in_dim(out, start, size)
-        old_lse = jax.lax.dynamic_slice_in_dim(lse, start, size)
-        new = jnp.where(own[:, None, None], new[0].astype(out.dtype), old)
-        new_lse = jnp.where(own[:, None], new_lse[0], old_lse)
+        # Tokens that are not the block's own see what the nearest one of it does.
+        position = jnp.clip(token, low, high - 1) + shift[seq]
+        queries = attention.grouped(jax.lax.dynamic_slice_in_dim(q, start, size))
+        new, new_lse = attention.finish(*attention.sweep(queries, seq, position, _BLOCK_KEYS), own)
+        old, old_lse = (jax.lax.dynamic_slice_in_dim(x, start, size) for x in (out, lse))
+        new, new_lse = jnp.where(own[:, None, None], new, old), jnp.where(own[:, None], new_lse, old_lse)
         out = jax.lax.dynamic_update_slice_in_dim(out, new, start, 0)
         return i + 1, out, jax.lax.dynamic_update_slice_in_dim(lse, new_lse, start, 0)
 
-    carry: _Carry = (jnp.int32(0), out, lse)
-    _, out, lse = jax.lax.while_loop(lambda carry: carry[0] < ends[-1], turn, carry)
+    begin: _Carry = (jnp.int32(0), out, lse)
+    _, out, lse = jax.lax.while_loop(lambda carry: carry[0] < ends[-1], turn, begin)
     return out, lse
 
 
