@@ -42,17 +42,17 @@ def run(arguments: list[str]) -> int:
     with ConsoleProgress() as progress:
         loaded = load(config, progress=progress)
     try:
-        server = Server(config, loaded.frontend, loaded.engine, loaded.metrics)
-        doors = server.start()
+        with Server(config, loaded.frontend, loaded.engine, loaded.metrics) as server:
+            doors = server.start()
 
-        def announce() -> None:
-            took = time.monotonic() - begun
-            if options.json:
-                facts = {"model": asdict(loaded.served), "addresses": asdict(doors), "seconds": round(took, 3)}
-                print(json.dumps({"event": "ready"} | facts), flush=True)
-            say(f"ready after {took:.1f} s\n" + rows(describe(loaded.served, doors, config)))
+            def announce() -> None:
+                took = time.monotonic() - begun
+                if options.json:
+                    facts = {"model": asdict(loaded.served), "addresses": asdict(doors), "seconds": round(took, 3)}
+                    print(json.dumps({"event": "ready"} | facts), flush=True)
+                say(f"ready after {took:.1f} s\n" + rows(describe(loaded.served, doors, config)))
 
-        status = server.run_until_signal(ready=announce)
+            status = server.run_until_signal(ready=announce)
     finally:
         loaded.close()
     say("stopped")
