@@ -60,12 +60,15 @@ class FlightClient:
         that it made.
         """
         batch = prompts_to_batch([(request_id or "0", prompt, params)])
+        failure: JserveError | None = None
         with contextlib.closing(self.exchange([batch], model=model, timeout=timeout)) as answers:
             for answer in answers:
                 for delta in deltas_from_batch(answer):
                     yield delta
-                    if delta.error_code is not None:
-                        raise _named(delta.error_code, delta.error or "the request failed")
+                    if delta.error_code is not None and failure is None:
+                        failure = _named(delta.error_code, delta.error or "the request failed")
+        if failure is not None:
+            raise failure
 
     def exchange(
         self,

@@ -10,6 +10,7 @@ and choice.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -76,7 +77,7 @@ def deltas_to_batch(rows: Sequence[tuple[str, Delta]]) -> pa.RecordBatch:
         pa.array([delta.index for delta in deltas], pa.int32()),
         pa.array([_or_none(d.token_ids, gone=f) for d, f in zip(deltas, failed, strict=True)], pa.list_(pa.int32())),
         pa.array([_or_none(d.text, gone=f) for d, f in zip(deltas, failed, strict=True)], pa.utf8()),
-        _sparse([_logprobs(delta) for delta in deltas], _LOGPROBS),
+        _logprobs([delta.logprobs for delta in deltas]),
         pa.array([delta.finish_reason for delta in deltas], pa.utf8()),
         pa.array([delta.error for delta in deltas], pa.utf8()),
         pa.array([delta.error_code for delta in deltas], pa.utf8()),
@@ -91,17 +92,32 @@ def _or_none(value: Any, *, gone: bool) -> Any:
     return None if gone and not value else value
 
 
-def _logprobs(delta: Delta) -> list[dict[str, Any]] | None:
-    if delta.logprobs is None:
-        return None
-    return [
-        {
-            "token_id": entry.token_id,
-            "logprob": entry.logprob,
-            "top": [{"token_id": token, "logprob": logprob} for token, logprob in entry.top],
-        }
-        for entry in delta.logprobs
-    ]
+def _logprobs(lists: Sequence[Sequence[TokenLogprob] | None]) -> pa.Array:
+    """One list of logprobs a row. Built from flat columns: as Python dicts it would take ten times as long."""
+    if not any(lists):
+        return pa.array([None if entries is None else [] for entries in lists], _LOGPROBS)
+    flat = [entry for entries in lists for entry in entries or ()]
+    tops = [choice for entry in flat for choice in entry.top]
+    top = pa.StructArray.from_arrays(
+        [pa.array([token for token, _ in tops], pa.int32()), pa.array([logprob for _, logprob in tops], pa.float32())],
+        fields=list(_TOP),
+    )
+    entries = pa.StructArray.from_arrays(
+        [
+            pa.array([entry.token_id for entry in flat], pa.int32()),
+            pa.array([entry.logprob for entry in flat], pa.float32()),
+            pa.ListArray.from_arrays(_offsets([entry.top for entry in flat]), top),
+        ],
+        fields=list(_LOGPROBS.value_type),
+    )
+    return pa.ListArray.from_arrays(_offsets(lists), entries)
+
+
+def _offsets(lists: Sequence[Sequence[Any] | None]) -> pa.Array:
+    """Where each list begins, and the end; null where a list is null."""
+    ends = list(itertools.accumulate((len(items or ()) for items in lists), initial=0))
+    starts = [None if items is None else start for items, start in zip(lists, ends, strict=False)]
+    return pa.array([*starts, ends[-1]], pa.int32())
 
 
 def _sparse(values: list[Any], kind: pa.DataType) -> pa.Array:

@@ -20,7 +20,7 @@ from pyarrow import flight
 
 import jserve
 from jserve.errors import InvalidRequest, NotFound, Unsupported
-from jserve.serving.flight.command import read_json, read_ticket
+from jserve.serving.flight.command import MAX_COMMAND_BYTES, read_json, read_ticket
 from jserve.serving.flight.results import ResultStore
 from jserve.serving.flight.rows import RowRunner
 from jserve.serving.frontend import Frontend
@@ -54,6 +54,8 @@ class Actions:
             yield action_type(name, description)
 
     async def do(self, request: bytes) -> AsyncIterator[bytes]:
+        if len(request) > MAX_COMMAND_BYTES:
+            raise InvalidRequest(f"the action has {len(request)} bytes; at most {MAX_COMMAND_BYTES} are allowed")
         try:
             action = flight.Action.deserialize(request)
         except (pa.ArrowException, OSError):

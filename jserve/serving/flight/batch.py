@@ -19,9 +19,9 @@ from jserve.request import Prompt, SamplingParams
 from jserve.serving.flight.schema import Column, Columns, is_null
 from jserve.wire.columns import PROMPT_COLUMNS, SAMPLING_COLUMNS
 
-__all__ = ["ROW_BYTES", "Row", "Rows", "sampling_from_json"]
+__all__ = ["Row", "Rows", "sampling_from_json"]
 
-ROW_BYTES = 1024
+_ROW_BYTES = 1024
 """What a waiting row costs in memory besides its prompt, rounded up."""
 
 _ID_BYTES = 8
@@ -44,12 +44,12 @@ class Row:
     def size(self) -> int:
         """Bytes of memory, about."""
         if isinstance(self.prompt, str):
-            return ROW_BYTES + 4 * len(self.prompt)
-        return ROW_BYTES + sum(_ID_BYTES if isinstance(item, int) else _turn_size(item) for item in self.prompt)
+            return _ROW_BYTES + 4 * len(self.prompt)
+        return _ROW_BYTES + sum(_ID_BYTES if isinstance(item, int) else _turn_size(item) for item in self.prompt)
 
 
 def _turn_size(turn: Mapping[str, str]) -> int:
-    return ROW_BYTES + 4 * sum(map(len, turn.values()))
+    return _ROW_BYTES + 4 * sum(map(len, turn.values()))
 
 
 class Rows:
@@ -64,11 +64,6 @@ class Rows:
         self._id = places.get("id")
         self._defaults = defaults
         self._count = 0
-
-    @property
-    def count(self) -> int:
-        """Rows given out so far."""
-        return self._count
 
     def of(self, batch: pa.RecordBatch) -> Iterator[Row]:
         """The batch's rows, each converted when it is asked for."""

@@ -18,9 +18,19 @@ from jserve.errors import InvalidRequest, NotFound
 from jserve.request import SamplingParams
 from jserve.serving.flight.batch import sampling_from_json
 
-__all__ = ["Generate", "descriptor_of", "read_descriptor", "read_json", "read_table", "read_ticket", "ticket_of"]
+__all__ = [
+    "MAX_COMMAND_BYTES",
+    "Generate",
+    "descriptor_of",
+    "read_descriptor",
+    "read_json",
+    "read_table",
+    "read_ticket",
+    "ticket_of",
+]
 
 MAX_COMMAND_BYTES = 64 << 10
+"""Longest descriptor, ticket and action."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +50,7 @@ def ticket_of(token: str) -> bytes:
 
 def read_descriptor(serialized: bytes) -> Generate:
     """What a DoExchange or DoPut asks for. Raises InvalidRequest or NotFound that says what there is."""
-    descriptor = parse_descriptor(serialized)
+    descriptor = _parse(serialized)
     if descriptor.descriptor_type is flight.DescriptorType.CMD:
         fields = read_json(descriptor.command, "the descriptor's command")
         model = fields.pop("model", "")
@@ -56,7 +66,7 @@ def read_descriptor(serialized: bytes) -> Generate:
 
 def read_table(serialized: bytes) -> str | None:
     """The token where a descriptor names an uploaded table, else None."""
-    descriptor = parse_descriptor(serialized)
+    descriptor = _parse(serialized)
     if descriptor.descriptor_type is flight.DescriptorType.CMD and b'"table"' in descriptor.command:
         return read_ticket(descriptor.command)
     return None
@@ -72,7 +82,7 @@ def read_ticket(ticket: bytes) -> str:
     return token
 
 
-def parse_descriptor(serialized: bytes) -> flight.FlightDescriptor:
+def _parse(serialized: bytes) -> flight.FlightDescriptor:
     if not serialized:
         raise InvalidRequest('the call has no descriptor; use the path ["generate", MODEL]')
     if len(serialized) > MAX_COMMAND_BYTES:

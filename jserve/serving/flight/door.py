@@ -75,14 +75,11 @@ class FlightDoor:
     # On the loop's thread
 
     async def _start(self) -> str:
-        # Twice the limit, so that a message over it is mostly still read, and refused in words. Beyond that gRPC
-        # ends the call by itself.
-        options = [
-            *server_options(max_message_bytes=2 * self._limits.message_bytes),
-            # A table's row is never split; a client with a small limit of its own refuses it by itself.
-            ("grpc.max_send_message_length", -1),
-        ]
-        self._server = server = grpc.aio.server(options=options)
+        # Twice the limit, so that a message over it is mostly still read, and refused in words; beyond that gRPC ends
+        # the call by itself. What is sent has no limit: a table's row is never split, however long.
+        options = dict(server_options(max_message_bytes=2 * self._limits.message_bytes))
+        options["grpc.max_send_message_length"] = -1
+        self._server = server = grpc.aio.server(options=list(options.items()))
         server.add_generic_rpc_handlers((self._service,))
         address = self._address
         try:

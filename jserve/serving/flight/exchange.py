@@ -144,6 +144,7 @@ class Exchange:
         it: until it reads, or has ended, what it writes is thrown away.
         """
         if self._pending is not None and not self._pending.done():
+            self._place.resting = True
             discarding = asyncio.create_task(self._intake.discard())
             try:
                 await asyncio.wait([self._pending, discarding], return_when=asyncio.FIRST_COMPLETED)

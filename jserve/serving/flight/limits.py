@@ -34,8 +34,8 @@ class FlightLimits:
     """Rows read and not yet given to the engine: a client may write so much before it reads anything."""
     outbox_bytes: int = 4 * MIB
     """Deltas made and not yet written."""
-    output_bytes: int = MIB
-    """Size at which an outgoing batch is cut: many clients keep gRPC's limit of 4 MiB."""
+    output_bytes: int = MIB // 4
+    """Size at which an outgoing batch is cut: many clients keep gRPC's limit of 4 MiB, and it is made on the loop."""
     stall_s: float = 60.0
     """How long a client may neither read nor leave room for more of what it writes."""
 
@@ -44,7 +44,7 @@ class FlightLimits:
     tables_bytes: int = 512 * MIB
     """Uploaded prompts kept at once, in the whole server."""
     table_window_bytes: int = 16 * MIB
-    """Results of one table kept until they are fetched; then the table pauses."""
+    """Results of one table at which it begins no more rows until some are fetched."""
     table_ttl_s: float = 600.0
     """How long a table is kept when nothing happens to it."""
 

@@ -82,6 +82,8 @@ class RowRunner:
                     self._streams[row.number] = stream
                     tasks.create_task(self._pump(row, stream, sink))
                 self._opening = False
+                # A row that fails at once waits for nothing; 65,000 of them would keep everybody else waiting.
+                await asyncio.sleep(0)
         if refusal is not None:
             raise refusal
 

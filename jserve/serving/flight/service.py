@@ -11,6 +11,7 @@ Calls that compute take a place of ``calls``; the others answer always.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -143,7 +144,8 @@ class FlightService(grpc.GenericRpcHandler):
             try:
                 await context.write(outgoing.schema_bytes())
                 async for rows in table.results(max_bytes=self._limits.output_bytes):
-                    await context.write(outgoing.rows_message(rows))
+                    # On a worker thread, for one prompt's results may be far larger than a batch of others.
+                    await context.write(await asyncio.to_thread(outgoing.rows_message, rows))
             finally:
                 await self._store.drop(token, why)
 

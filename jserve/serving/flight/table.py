@@ -2,8 +2,8 @@
 
     DoPut -> batches -> RowRunner -> finished rows -> DoGet, in the order of the prompts
 
-It is computed in the background, from the first batch on. When as many results are ready as the table's window
-holds, it pauses until they are fetched.
+It is computed in the background, from the first batch on. When as many results are held as the table's window
+allows, it begins no more rows until some are fetched.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import asyncio
 import dataclasses
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 
@@ -24,8 +26,14 @@ from jserve.serving.grpc.status import public
 
 __all__ = ["Table"]
 
-Result = list[tuple[str, Delta]]
-"""A prompt's finished choices, each with the row's id."""
+
+@dataclass(frozen=True, kw_only=True)
+class _Result:
+    """A prompt's finished choices."""
+
+    rows: list[tuple[str, Delta]]
+    size: int
+    """What it counts in the table's window."""
 
 
 class Table:
@@ -40,8 +48,9 @@ class Table:
         self._batches: deque[tuple[pa.RecordBatch, int]] = deque()
         self._uploading = True
         self._parts: dict[int, _Parts] = {}
-        self._results: dict[int, Result] = {}
-        self._result_bytes = 0
+        self._results: dict[int, _Result] = {}
+        self._held_bytes = 0
+        """Of results, and of parts of them."""
         self._computed = False
         self._failure: JserveError | None = None
         self.touched_at = clock()
@@ -77,10 +86,6 @@ class Table:
             self._computed = True
             await self._touch()
 
-    def cancel(self) -> bool:
-        """End the rows that run now; False where none does."""
-        return self._runner.cancel()
-
     async def results(self, max_bytes: int) -> AsyncIterator[outgoing.Rows]:
         """Each prompt's choices, in the order of the prompts, as soon as they and all before them are done.
 
@@ -90,23 +95,26 @@ class Table:
         number = 0
         while True:
             async with self._changed:
-                await self._changed.wait_for(lambda: number in self._results or self._computed)  # noqa: B023
-                ready: Result = []
+                await self._changed.wait_for(partial(self._is_done, number))
+                ready: list[tuple[str, Delta]] = []
                 size = 0
                 while (result := self._results.get(number)) is not None:
-                    if ready and size + _size(result) > max_bytes:
+                    if ready and size + result.size > max_bytes:
                         break
                     del self._results[number]
                     number += 1
-                    ready += result
-                    size += _size(result)
-                self._result_bytes -= size
+                    ready += result.rows
+                    size += result.size
+                self._held_bytes -= size
                 self._changed.notify_all()
             if not ready:
                 break
             yield ready
         if self._failure is not None:
             raise self._failure
+
+    def _is_done(self, number: int) -> bool:
+        return number in self._results or self._computed
 
     async def _next_rows(self) -> AsyncIterator[Row]:
         while True:
@@ -117,19 +125,20 @@ class Table:
                 batch, size = self._batches[0]
             for row in self._rows.of(batch):
                 async with self._changed:
-                    await self._changed.wait_for(lambda: self._result_bytes < self._window_bytes)
+                    await self._changed.wait_for(lambda: self._held_bytes < self._window_bytes)
                 yield row
             self._batches.popleft()
             self.input_bytes -= size
 
     async def _take(self, row: Row, deltas: Sequence[Delta]) -> None:
-        parts = self._parts.setdefault(row.number, _Parts())
+        parts = self._parts.setdefault(row.number, _Parts(row.id))
+        before = parts.size
         for delta in deltas:
             parts.add(delta)
+        self._held_bytes += parts.size - before
         if parts.whole:
-            result = [(row.id, delta) for delta in self._parts.pop(row.number).joined()]
-            self._results[row.number] = result
-            self._result_bytes += _size(result)
+            del self._parts[row.number]
+            self._results[row.number] = _Result(rows=parts.joined(), size=parts.size)
             await self._touch()
 
     async def _touch(self) -> None:
@@ -138,16 +147,14 @@ class Table:
             self._changed.notify_all()
 
 
-def _size(result: Result) -> int:
-    return sum(outgoing.row_bytes(row_id, delta) for row_id, delta in result)
-
-
 class _Parts:
     """The deltas of one prompt, choice by choice."""
 
-    def __init__(self) -> None:
+    def __init__(self, row_id: str) -> None:
+        self._id = row_id
         self._choices: dict[int, list[Delta]] = {}
         self._last: Delta | None = None
+        self.size = 0
 
     @property
     def whole(self) -> bool:
@@ -155,22 +162,24 @@ class _Parts:
 
     def add(self, delta: Delta) -> None:
         self._choices.setdefault(delta.index, []).append(delta)
+        self.size += outgoing.row_bytes(self._id, delta)
         if delta.usage is not None:
             self._last = delta
 
-    def joined(self) -> list[Delta]:
+    def joined(self) -> list[tuple[str, Delta]]:
         """One delta a choice; usage and timings, which are the prompt's, on the first."""
         whole = [_join(self._choices[index]) for index in sorted(self._choices)]
         if self._last is not None:
             whole[0] = dataclasses.replace(whole[0], usage=self._last.usage, timings=self._last.timings)
-        return whole
+        return [(self._id, delta) for delta in whole]
 
 
 def _join(deltas: Sequence[Delta]) -> Delta:
     logprobs: list[TokenLogprob] | None = None
     for delta in deltas:
         if delta.logprobs is not None:
-            logprobs = [*(logprobs or ()), *delta.logprobs]
+            logprobs = logprobs or []
+            logprobs += delta.logprobs
     return dataclasses.replace(
         deltas[-1],
         token_ids=tuple(token for delta in deltas for token in delta.token_ids),
