@@ -1,7 +1,8 @@
 """The engine: one thread that plans, dispatches and delivers, and the thread-safe door in front of it.
 
 The loop keeps one dispatch running and makes the next plan shortly before that one should end: late, so that an
-arrival waits at most one dispatch; early enough that the device never waits for the host.
+arrival waits at most one dispatch; early enough that the device never waits for the host. A dispatch that ends before
+that (its choices stopped) is read at once, and the next plan knows what it freed.
 
     take the inbox -> expire deadlines -> Scheduler.plan -> Executor.dispatch(n + 1) -> fetch(n) -> apply -> deliver
 """
@@ -22,7 +23,7 @@ from jserve.engine.contract import EngineLimits, EngineStats, Sink
 from jserve.engine.executor import Executor, Running
 from jserve.engine.pace import Pace
 from jserve.engine.scheduler import Scheduler
-from jserve.errors import DuplicateRequest, EngineFailed, InvalidRequest, PromptTooLong, QueueFull
+from jserve.errors import Draining, DuplicateRequest, EngineFailed, InvalidRequest, PromptTooLong, QueueFull
 from jserve.request import FinishReason, Request, TokenDelta
 
 __all__ = ["Engine"]
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 
 _IDLE_WAKE_S = 0.5
 """How often an idle loop comes round, so that a watchdog sees it alive."""
+_POLL_S = 0.002
+"""How often a dispatch is asked whether it has ended early."""
 
 
 @dataclass(eq=False)
@@ -82,8 +85,10 @@ class Engine:
     def submit(self, request: Request, sink: Sink) -> None:
         self._check(request)
         with self._wake:
-            if self._failed is not None or self._stopping:
-                raise EngineFailed(f"the engine is not running: {self._failed or 'it was stopped'}")
+            if self._failed is not None:
+                raise EngineFailed(f"the engine failed ({self._failed}); see the server's log")
+            if self._stopping:
+                raise Draining("the engine was stopped; send the request elsewhere")
             if request.request_id in self._live:
                 raise DuplicateRequest(f"request {request.request_id!r} is still running; choose another request_id")
             if self._queued >= self._limits.max_queue:
@@ -157,24 +162,24 @@ class Engine:
     # --- the loop: the engine's thread only -----------------------------------------------------------------------
 
     def _run(self) -> None:
+        failure = None
         try:
             self._loop()
         except Exception:
-            incident = uuid.uuid4().hex[:8]
-            log.exception("the engine failed (incident %s)", incident)
-            with self._wake:
-                self._failed = f"incident {incident}"
-            self._end_all(FinishReason.ERROR, f"the engine failed, incident {incident}")
-        else:
-            self._end_all(FinishReason.CANCELLED, None)
+            failure = f"incident {uuid.uuid4().hex[:8]}"
+            log.exception("the engine failed (%s)", failure)
+        self._end_all(failure)
 
     def _loop(self) -> None:
         running: Running | None = None
         begun = due = 0.0
         while self._await_work(running, due):
             now = self._clock()
-            for late in self._scheduler.expire(now):
-                self._deliver([(late.choice, Emitted(tokens=()), late.reason)])
+            if running is not None and running.done:
+                self._finish(running, begun)
+                running = None
+            late = self._scheduler.expire(now)
+            self._deliver((choice, Emitted(tokens=()), FinishReason.DEADLINE) for choice in late)
             plan = self._scheduler.plan(now, max_steps=self._pace.steps())
             following = None
             if plan is not None:
@@ -200,7 +205,7 @@ class Engine:
                 if self._stopping:
                     return False
                 if running is not None:
-                    wait = due - self._clock()
+                    wait = 0.0 if running.done else min(due - self._clock(), _POLL_S)
                 elif self._inbox or not self._scheduler.idle:
                     wait = 0.0
                 else:
@@ -212,7 +217,7 @@ class Engine:
                 command()
             self._last_progress = self._clock()
             if running is not None:
-                if self._clock() >= due:
+                if running.done or self._clock() >= due:
                     return not self._stopping
             elif not self._scheduler.idle:
                 return not self._stopping
@@ -300,14 +305,25 @@ class Engine:
                 if not live.scheduled:
                     self._queued -= 1
 
-    def _end_all(self, reason: FinishReason, error: str | None) -> None:
+    def _end_all(self, failure: str | None) -> None:
+        """Tell every live request that it is over: cancelled, or with an error after a ``failure``."""
         with self._wake:
             self._stopping = True
+            self._failed = failure
             inbox, self._inbox = self._inbox, []
-        for command in inbox:
-            command()
+        if failure is None:
+            reason, error = FinishReason.CANCELLED, None
+            for command in inbox:
+                command()
+        else:
+            reason, error = FinishReason.ERROR, f"the engine failed, {failure}"
+            # The failure may have come in the middle of a change: nothing is asked of the old one any more.
+            self._scheduler = Scheduler(self._executor.config)
         for live in list(self._live.values()):
-            unfinished = [c for c in live.choices if c.state is not ChoiceState.ENDED]
-            for choice in unfinished:
-                self._scheduler.end(choice)
+            # A request has no choices yet where its turn in the inbox never came.
+            choices = live.choices or [Choice(request=live.request, index=i) for i in range(live.open)]
+            unfinished = [c for c in choices if c.state is not ChoiceState.ENDED]
+            if failure is None:
+                for choice in unfinished:
+                    self._scheduler.end(choice)
             self._deliver([(c, Emitted(tokens=()), reason) for c in unfinished], error)

@@ -49,6 +49,12 @@ class Running:
     plan: StepPlan
     outputs: Outputs
 
+    @property
+    def done(self) -> bool:
+        """Whether the device is through with it, so that ``fetch`` would not wait."""
+        emitted: Any = self.outputs.emitted
+        return bool(emitted.is_ready())
+
 
 class Executor:
     """Owns the devices' memory for one model. Used by one thread at a time."""
@@ -96,11 +102,15 @@ class Executor:
         with ThreadPoolExecutor(max_workers=max(2, (os.cpu_count() or 2)), thread_name_prefix="compile") as pool:
             # The biggest first: the last one to end then keeps nobody waiting.
             tasks = [pool.submit(build, kind, size) for kind, size in reversed(wanted)]
-            for done, task in enumerate(as_completed(tasks), start=1):
-                task.result()
-                if progress is not None:
-                    left = (time.monotonic() - begun) / done * (len(tasks) - done)
-                    progress(CompileProgress(done=done, total=len(tasks), stored=stored, seconds_left=left))
+            try:
+                for done, task in enumerate(as_completed(tasks), start=1):
+                    task.result()
+                    if progress is not None:
+                        left = (time.monotonic() - begun) / done * (len(tasks) - done)
+                        progress(CompileProgress(done=done, total=len(tasks), stored=stored, seconds_left=left))
+            except BaseException:  # an interrupt too: what has not begun need not
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
         return stored
 
     def _build(self, kind: str, size: int, store: ProgramStore | None, base: str) -> tuple[Compiled, bool]:

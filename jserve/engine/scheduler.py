@@ -25,7 +25,7 @@ from jserve.engine.pages import PageAllocator, pages_for
 from jserve.engine.plan import PlanRow, StepPlan, decode_arrays, mixed_arrays
 from jserve.request import FinishReason, Request
 
-__all__ = ["Ended", "Scheduler", "SchedulerConfig"]
+__all__ = ["Scheduler", "SchedulerConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,14 +43,6 @@ class SchedulerConfig:
     def table_width(self) -> int:
         """Pages a row of the page table has room for."""
         return pages_for(self.max_model_len, self.page_size)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ended:
-    """A choice that the scheduler itself ended, with nothing more to come."""
-
-    choice: Choice
-    reason: FinishReason
 
 
 class Scheduler:
@@ -85,12 +77,12 @@ class Scheduler:
             self.waiting.remove(choice)
         choice.state = ChoiceState.ENDED
 
-    def expire(self, now: float) -> list[Ended]:
-        """End every choice whose deadline is past."""
+    def expire(self, now: float) -> list[Choice]:
+        """End every choice whose deadline is past; return them."""
         late = [c for c in self._all() if c.request.deadline is not None and c.request.deadline <= now]
         for choice in late:
             self.end(choice)
-        return [Ended(choice=choice, reason=FinishReason.DEADLINE) for choice in late]
+        return late
 
     @property
     def idle(self) -> bool:
@@ -193,8 +185,11 @@ class Scheduler:
         return PlanRow(choice=choice, start=start, q_len=q_len, samples=last, tokens=1 if last else 0)
 
     def _head_fits(self) -> bool:
-        """Whether the oldest waiting choice can start: a slot, and pages for all it must compute."""
-        if not self.waiting or not self._slots:
+        """Whether the oldest waiting choice can start: a slot, and pages for all it must compute.
+
+        Not while a preempted one is on its way back to the head of the queue: its pages are not for younger ones.
+        """
+        if self._paused or not self.waiting or not self._slots:
             return False
         head = self.waiting[0]
         need = pages_for(len(head.request.prompt_ids) + len(head.tokens), self.config.page_size)

@@ -208,7 +208,8 @@ def test_preemption_happens_and_the_oldest_is_spared():
 def test_a_deadline_in_the_queue_costs_no_prefill():
     scheduler = Scheduler(config())
     (choice,) = scheduler.add(request("late", deadline=5.0))
-    assert [(e.choice, e.reason) for e in scheduler.expire(5.0)] == [(choice, FinishReason.DEADLINE)]
+    assert scheduler.expire(4.9) == []
+    assert scheduler.expire(5.0) == [choice]
     assert scheduler.plan(5.0, max_steps=1) is None
     assert scheduler.idle
 
@@ -249,3 +250,18 @@ def test_buckets(seqs, tokens, growth, decode, mixed):
     assert (buckets.decode, buckets.mixed) == (decode, mixed)
     assert buckets.decode_for(seqs) == seqs
     assert buckets.mixed_for(1) == mixed[0]
+
+
+def test_what_a_preempted_choice_gave_back_is_not_for_younger_ones():
+    scheduler = Scheduler(config(num_pages=6))
+    device = Device(scheduler)
+    (old,) = scheduler.add(request("old", 15, 20, stop_ids=()))
+    (young,) = scheduler.add(request("young", 30, 4))
+    scheduler.add(request("late", 1, 1))
+    turn = 0.0
+    while scheduler.preemptions == 0:
+        plan = scheduler.plan(turn, max_steps=1)
+        scheduler.apply(plan, device.run(plan))
+        turn += 1
+    assert young.state is ChoiceState.WAITING
+    assert [row.choice for row in plan.rows] == [old]
