@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import platform
 from pathlib import Path
 from types import ModuleType
@@ -52,7 +53,12 @@ _SETTINGS = (
     "jax_threefry_partitionable",
     "jax_default_prng_impl",
     "jax_debug_nans",
+    "jax_compiler_enable_remat_pass",
+    "jax_optimization_level",
+    "jax_random_seed_offset",
+    "jax_high_dynamic_range_gumbel",
 )
+"""JAX's settings that shape what is lowered or how it is compiled."""
 
 
 def tree_text(tree: Any) -> str:
@@ -68,19 +74,20 @@ def is_own_model(graphdef: Any) -> bool:
 
 @functools.cache
 def source_digest() -> str:
-    """SHA-256 over every source file that takes part in building a program."""
+    """SHA-256 over every file, code and tuning data, that takes part in building a program."""
     digest = hashlib.sha256()
     rooms: list[ModuleType] = [jserve.engine, jserve.models, pallas_kernels, sharding]
     for room in rooms:
-        for file in sorted(Path(next(iter(room.__path__))).rglob("*.py")):
-            digest.update(str(file.name).encode() + b"\0" + file.read_bytes() + b"\0")
+        folder = Path(next(iter(room.__path__)))
+        for file in sorted(folder.rglob("*")):
+            if file.is_file() and file.parent.name != "__pycache__":
+                name = f"{room.__name__}/{file.relative_to(folder).as_posix()}"
+                digest.update(name.encode() + b"\0" + file.read_bytes() + b"\0")
     digest.update(Path(str(jserve.request.__file__)).read_bytes())
     return digest.hexdigest()
 
 
 def _xla_flags() -> str:
-    import os
-
     return os.environ.get("XLA_FLAGS", "") + "|" + os.environ.get("LIBTPU_INIT_ARGS", "")
 
 

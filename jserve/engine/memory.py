@@ -36,6 +36,11 @@ def plan_memory(
     Raises ConfigError for a length beyond the model's, OutOfMemory where what was asked cannot fit.
     """
     wanted = config.max_model_len
+    if (wanted or model_len) < 2:
+        raise ConfigError(
+            f"max_model_len is {wanted or model_len}; it must be 2 or more: a token in and a token out",
+            fix=f"--max-model-len {model_len}" if model_len >= 2 else None,
+        )
     if wanted is not None and wanted > model_len:
         raise ConfigError(
             f"max_model_len {wanted} exceeds the model's limit of {model_len} tokens",
@@ -44,7 +49,7 @@ def plan_memory(
     length = wanted or model_len
     num_pages = config.num_pages
     if num_pages is None:
-        room = _pool_bytes(config, mesh.devices.flat[0], param_bytes)
+        room = _pool_bytes(config, mesh, param_bytes)
         # A pool beyond what all sequences could ever fill would be waste.
         num_pages = min(room // page_bytes, config.max_num_seqs * pages_for(length, page_size))
     need = pages_for(length, page_size)
@@ -60,9 +65,11 @@ def plan_memory(
     return MemoryPlan(num_pages=num_pages, page_size=page_size, max_model_len=length)
 
 
-def _pool_bytes(config: ServeConfig, device: jax.Device, param_bytes: int) -> int:
+def _pool_bytes(config: ServeConfig, mesh: Mesh, param_bytes: int) -> int:
+    """Bytes that one device has for its share of the cache; less than 0 where the weights leave none."""
+    device: jax.Device = mesh.devices.flat[0]
     if device.platform == "cpu":
-        return _CPU_POOL_BYTES
+        return _CPU_POOL_BYTES // mesh.size  # its virtual devices share one memory
     stats = device.memory_stats() or {}
     if "bytes_limit" not in stats:
         raise OutOfMemory(f"{device.device_kind} does not tell its memory", fix="--num-pages N")

@@ -28,13 +28,28 @@ log = logging.getLogger(__name__)
 
 
 class ProgramStore:
-    """A folder (mode 0700) of authenticated executables. Safe for several processes at once."""
+    """A folder (mode 0700) of authenticated executables. Safe for several processes at once.
+
+    Raises OSError for a folder that cannot be made, written to, or that belongs to another user.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        owner = folder.stat().st_uid
+        if owner != os.geteuid():  # such as root's, in a home that is not root's
+            raise PermissionError(f"{folder} belongs to user {owner}; programs are loaded from one's own folder only")
         folder.chmod(0o700)
         self._secret = _secret(folder / "key")
+
+    @classmethod
+    def open(cls, folder: Path) -> ProgramStore | None:
+        """The store in ``folder``, or None (and a warning) where there can be none: a start does without."""
+        try:
+            return cls(folder)
+        except OSError as error:
+            log.warning("compiled programs are not kept: %s", error)
+            return None
 
     def path(self, key: str) -> Path:
         """Where the program with this key (any text that names all that it depends on) lies."""
@@ -61,12 +76,23 @@ class ProgramStore:
             return None
 
     def save(self, key: str, program: Compiled) -> None:
-        """Write the program, whole or not at all. A full disk costs the entry, never the start."""
-        body = pickle.dumps(serialize_executable.serialize(program))
+        """Write the program, whole or not at all. A full disk costs the entry, never the start; so does a device
+        whose programs cannot be written down."""
+        try:
+            body = pickle.dumps(serialize_executable.serialize(program))
+        except Exception:  # whatever the runtime raises about it
+            log.warning("a compiled program cannot be stored", exc_info=True)
+            return
         try:
             with tempfile.NamedTemporaryFile(dir=self.folder, delete=False, suffix=".tmp") as file:
-                file.write(_MAGIC + self._mac(key, body) + body)
-            Path(file.name).replace(self.path(key))
+                draft = Path(file.name)
+                try:
+                    file.write(_MAGIC + self._mac(key, body) + body)
+                    file.flush()
+                    draft.replace(self.path(key))
+                except BaseException:
+                    draft.unlink(missing_ok=True)
+                    raise
         except OSError as error:
             log.warning("cannot store a compiled program in %s: %s", self.folder, error)
 
@@ -77,9 +103,12 @@ class ProgramStore:
 
 
 def _secret(path: Path) -> bytes:
-    """This user's key, made once. A key file that others could have read is replaced, and its programs with it."""
+    """This user's key, made once. A key file that others could have read or made is replaced; entries made with it
+    count as absent from then on."""
     try:
-        if path.stat().st_mode & 0o077 == 0 and len(secret := path.read_bytes()) == 32:
+        stat = path.stat()
+        own = stat.st_uid == os.geteuid() and stat.st_mode & 0o077 == 0
+        if own and len(secret := path.read_bytes()) == 32:
             return secret
         path.unlink()
     except FileNotFoundError:

@@ -74,3 +74,32 @@ def test_a_store_that_cannot_be_written_costs_only_the_entry(store, program, mon
     monkeypatch.setattr("jserve.engine.store.tempfile.NamedTemporaryFile", full)
     store.save("key", program)
     assert store.load("key", DEVICES) is None
+
+
+def test_a_store_that_cannot_be_opened_is_done_without(tmp_path, monkeypatch, caplog):
+    (tmp_path / "file").write_text("in the way")
+    assert ProgramStore.open(tmp_path / "file") is None
+    assert "are not kept" in caplog.text
+    monkeypatch.setattr("jserve.engine.store.os.geteuid", lambda: -5)
+    assert ProgramStore.open(tmp_path) is None
+    assert "belongs to user" in caplog.text
+
+
+def test_a_program_that_cannot_be_written_down_costs_only_the_entry(store, program, monkeypatch):
+    def refuse(_program):
+        raise RuntimeError("UNIMPLEMENTED")
+
+    monkeypatch.setattr("jserve.engine.store.serialize_executable.serialize", refuse)
+    store.save("key", program)
+    assert store.load("key", DEVICES) is None
+
+
+def test_a_disk_that_fills_up_is_left_as_it_was(store, program, monkeypatch):
+    before = sorted(store.folder.iterdir())
+
+    def full(_self, _target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("jserve.engine.store.Path.replace", full)
+    store.save("key", program)
+    assert sorted(store.folder.iterdir()) == before
