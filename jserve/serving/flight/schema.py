@@ -19,7 +19,7 @@ from jserve.wire.columns import PROMPT_COLUMNS, SAMPLING_COLUMNS
 
 __all__ = ["CellLimits", "Column", "Columns", "is_null", "read_schema"]
 
-ID_BYTES = 128
+_ID_BYTES = 128
 """Longest id of a row."""
 
 
@@ -65,7 +65,7 @@ def read_schema(schema: pa.Schema, *, limits: CellLimits, max_columns: int) -> C
     for index, field in enumerate(schema):
         if field.name not in _READERS:
             ignored.append(field.name)
-        elif field.name in known:
+        elif schema.names.count(field.name) > 1:
             raise InvalidRequest(f"the schema has two columns {field.name}; keep one")
         else:
             value = _READERS[field.name](field.name, field.type, limits)
@@ -187,8 +187,8 @@ def _id(name: str, kind: pa.DataType, limits: CellLimits) -> Value | None:
 
     def value(cell: pa.Scalar) -> str:
         size = _text_size(cell)
-        if size > ID_BYTES:
-            raise InvalidRequest(f"id has {size} bytes; at most {ID_BYTES} are allowed")
+        if size > _ID_BYTES:
+            raise InvalidRequest(f"id has {size} bytes; at most {_ID_BYTES} are allowed")
         return str(cell.as_py())
 
     return value
