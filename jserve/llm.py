@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from numbers import Integral
 from types import TracebackType
 from typing import Any
 
 from jserve.checkpoints.progress import SILENT, Progress
 from jserve.config import resolve
-from jserve.errors import JserveError, Unsupported
+from jserve.errors import ConfigError, JserveError, Unsupported
 from jserve.load import Loaded, ModelParts, load
 from jserve.request import Completion, Delta, FinishReason, Prompt, SamplingParams, ServedModel, TokenLogprob
 from jserve.serving.stream import Stream
@@ -23,15 +25,21 @@ __all__ = ["LLM"]
 
 _WINDOW = 256
 """Most prompts of one call that are open at once."""
+_OF_DOORS = frozenset(
+    {"flight_address", "grace_s", "grpc_address", "insecure", "max_message_mb", "max_streams", "metrics_address"}
+)
+"""Settings that mean nothing without a server's doors."""
 
 
 class LLM:
-    """A model to call from Python. Keywords are the fields of ``ServeConfig``."""
+    """A model to call from Python. Keywords are the fields of ``ServeConfig``, but for those of a server's doors."""
 
     def __init__(self, model: str | ModelParts | None = None, *, progress: Progress = SILENT, **settings: Any) -> None:
         """``model``: a path, a URI, or ``(module, params, tokenizer)``. Raises StartError where it cannot start."""
         if isinstance(model, str):
             settings["model"] = model
+        if doors := sorted(_OF_DOORS & settings.keys()):
+            raise ConfigError(f"{', '.join(doors)}: LLM opens no doors; these are settings of jserve serve")
         config, _ = resolve(("keyword", settings))
         self._loaded = load(config, progress=progress, model=None if isinstance(model, str) else model)
 
@@ -72,8 +80,8 @@ class LLM:
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A lone prompt stands for a list of one: a str, or a list of ints or of chat turns."""
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int | Mapping)):
+    """A lone prompt stands for a list of one: a str, or a list (or array) of ints or of chat turns."""
+    if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], Integral | Mapping)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
 
@@ -121,9 +129,7 @@ def _completion(choices: Sequence[_Growing]) -> Completion:
     """The first choice, with all of them beside it where there are several."""
     last = next(c.last for c in choices if c.last is not None and c.last.usage is not None)
     done = [choice.completion(index, last) for index, choice in enumerate(choices)]
-    if len(done) > 1:
-        done[0].choices.extend(done)
-    return done[0]
+    return replace(done[0], choices=done) if len(done) > 1 else done[0]
 
 
 class _Growing:

@@ -13,13 +13,13 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jserve.checkpoints.progress import SILENT, Progress
+from jserve.checkpoints.tree import flatten, unflatten_like
 from jserve.config import ServeConfig, cache_dir
 from jserve.engine.build import EngineModel, build_engine
 from jserve.engine.engine import Engine
 from jserve.engine.executor import CompileProgress
 from jserve.engine.store import ProgramStore
 from jserve.errors import ConfigError, MeshError, UnsupportedModel
-from jserve.models.contract import trace_layer_caches
 from jserve.observe.metrics import Metrics
 from jserve.request import SamplingParams, ServedModel
 from jserve.serving.frontend import Frontend
@@ -43,8 +43,9 @@ class Loaded:
     served: ServedModel
 
     def close(self) -> None:
-        self.engine.close()
+        """Refuse what is new, then end what runs."""
         self.frontend.close()
+        self.engine.close()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +76,11 @@ def load(config: ServeConfig, *, progress: Progress = SILENT, model: ModelParts 
         mesh = spec.build()
     except ValueError as error:
         raise MeshError(str(error), fix='a smaller --mesh, such as --mesh ""') from None
+    if config.checkpoint is not None:
+        raise UnsupportedModel(
+            f"checkpoint {config.checkpoint}: serving a module by its name is not built yet; "
+            "jserve.LLM((module, params, tokenizer)) takes a module and its parameters from Python"
+        )
     source = _from_parts(model, config) if model is not None else _from_checkpoint(config, mesh, progress)
     try:
         shardings = param_shardings(source.state, mesh)
@@ -85,26 +91,34 @@ def load(config: ServeConfig, *, progress: Progress = SILENT, model: ModelParts 
         nnx.to_pure_dict(source.state),
         shardings,
     )
-    vocab_size = source.tokenizer.vocab_size if source.tokenizer else _head_width(source.graphdef, shapes)
     engine = build_engine(
         EngineModel(
             graphdef=source.graphdef,
             param_shapes=shapes,
             load=lambda: source.load(shapes),
             max_len=source.max_len,
-            vocab_size=vocab_size,
+            vocab_size=None if source.tokenizer is None else source.tokenizer.vocab_size,
         ),
         config,
         mesh=mesh,
-        store=ProgramStore(cache_dir() / "programs") if config.program_store else None,
+        store=ProgramStore.open(cache_dir() / "programs") if config.program_store else None,
         compile_progress=_compile_progress(progress),
     )
+    try:
+        return _front(engine, source, dtype=jax.tree.leaves(shapes)[0].dtype.name, mesh=str(spec))
+    except BaseException:
+        engine.close()
+        raise
+
+
+def _front(engine: Engine, source: _Source, *, dtype: str, mesh: str) -> Loaded:
+    """What stands in front of an engine that is ready."""
     limits = engine.limits
     served = ServedModel(
         name=source.name,
         family=source.family,
-        dtype=jax.tree.leaves(shapes)[0].dtype.name,
-        mesh=str(spec),
+        dtype=dtype,
+        mesh=mesh,
         max_model_len=limits.max_model_len,
         vocab_size=limits.vocab_size,
         num_pages=limits.num_pages,
@@ -134,11 +148,6 @@ def _make_cpu_devices(count: int) -> None:
 def _from_checkpoint(config: ServeConfig, mesh: Mesh, progress: Progress) -> _Source:
     from jserve.checkpoints.open import open_checkpoint
 
-    if config.checkpoint is not None:
-        raise UnsupportedModel(
-            f"checkpoint {config.checkpoint}: serving a module by its name is not built yet; "
-            "jserve.LLM((module, params, tokenizer)) takes a module from Python"
-        )
     checkpoint = open_checkpoint(config.model, progress=progress)
     manifest = checkpoint.manifest
     on_cpu = mesh.devices.flat[0].platform == "cpu"
@@ -180,7 +189,7 @@ def _from_parts(parts: ModelParts, config: ServeConfig) -> _Source:
         family=type(module).__name__.lower(),
         graphdef=graphdef,
         state=state,
-        load=lambda shapes: jax.tree.map(_place, params, shapes),
+        load=lambda shapes: _place_all(params, shapes),
         max_len=_module_length(module),
         tokenizer=tokenizer,
         chat_template=None,
@@ -193,10 +202,22 @@ def _as(old: Any, new: str) -> Any:
     return jnp.dtype(new) if jnp.issubdtype(old, jnp.floating) else old
 
 
-def _place(array: Any, shape: jax.ShapeDtypeStruct) -> jax.Array:
-    if array.shape != shape.shape:
-        raise ConfigError(f"a parameter has shape {array.shape}; the module wants {shape.shape}")
-    return jax.device_put(jnp.asarray(array, shape.dtype), shape.sharding)
+def _place_all(params: Any, shapes: Any) -> Any:
+    """Parameters onto their devices, in the module's structure. Raises ConfigError that names what does not fit."""
+    given, wanted = flatten(params), flatten(shapes)
+    found = {path: tuple(array.shape) for path, array in given.items()}
+    wrong = [
+        f"{'.'.join(path)}: given {found.get(path, 'nothing')}, wanted {tuple(leaf.shape)}"
+        for path, leaf in wanted.items()
+        if found.get(path) != tuple(leaf.shape)
+    ]
+    wrong += [f"{'.'.join(path)}: not of this module" for path in found if path not in wanted]
+    if wrong:
+        raise ConfigError("the parameters do not fit the module: " + "; ".join(wrong))
+    placed = {
+        path: jax.device_put(jnp.asarray(given[path], leaf.dtype), leaf.sharding) for path, leaf in wanted.items()
+    }
+    return unflatten_like(shapes, placed)
 
 
 def _module_length(module: Any) -> int:
@@ -206,10 +227,6 @@ def _module_length(module: Any) -> int:
         if isinstance(length, int):
             return length
     raise ConfigError(f"{type(module).__name__} has no max_position, itself or in its config; add one (an int, tokens)")
-
-
-def _head_width(graphdef: Any, shapes: Any) -> int:
-    return trace_layer_caches(graphdef, shapes)[1]
 
 
 def _compile_progress(progress: Progress) -> Callable[[CompileProgress], None]:

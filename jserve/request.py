@@ -203,9 +203,8 @@ class Completion:
     logprobs: list[TokenLogprob] | None = None
     usage: Usage | None = None
     timings: Timings | None = None
-    error: str | None = None
     choices: list[Completion] = field(default_factory=list)
-    """With n > 1: all choices, this one (index 0) included; else empty."""
+    """With n > 1: every choice, index 0 (this one) included, each with no ``choices`` of its own; else empty."""
 
 
 @dataclass(frozen=True, kw_only=True)

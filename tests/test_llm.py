@@ -1,10 +1,13 @@
 """A model inside a Python program, on a tiny model and bytes as tokens."""
 
+from dataclasses import asdict, replace
+
+import numpy as np
 import pytest
 from flax import nnx
 
 from jserve import LLM, SamplingParams
-from jserve.errors import ConfigError, InvalidRequest, TemplateError, Unsupported
+from jserve.errors import ConfigError, InvalidRequest, TemplateError, Unsupported, UnsupportedModel
 from jserve.models.naive import naive_generate
 from jserve.request import FinishReason
 from jserve.testing.models import tiny_llama
@@ -38,8 +41,9 @@ def test_text_and_ids_equal_the_naive_recompute(llm, parts):
         assert out.text == tokenizer.decode(out.token_ids)
         assert out.usage.prompt_tokens == len(ids)
         assert out.usage.output_tokens == len(out.token_ids)
-        (by_ids,) = llm.generate(ids, GREEDY)
-        assert by_ids.token_ids == out.token_ids
+        for same in (ids, np.asarray(ids), [np.int32(i) for i in ids]):
+            (by_ids,) = llm.generate(same, GREEDY)
+            assert by_ids.token_ids == out.token_ids
 
 
 def test_many_more_prompts_than_the_queue_holds_come_back_in_order(llm):
@@ -53,7 +57,8 @@ def test_many_more_prompts_than_the_queue_holds_come_back_in_order(llm):
 def test_choices_and_logprobs(llm):
     (out,) = llm.generate(["abc"], SamplingParams(n=3, seed=5, max_tokens=6, logprobs=2, ignore_eos=True))
     assert [choice.index for choice in out.choices] == [0, 1, 2]
-    assert out.choices[0] is out
+    assert out.choices[0] == replace(out, choices=[])
+    assert len(asdict(out)["choices"]) == 3
     assert len({tuple(choice.token_ids) for choice in out.choices}) == 3
     for choice in out.choices:
         assert [entry.token_id for entry in choice.logprobs] == choice.token_ids
@@ -88,3 +93,18 @@ def test_embed_says_what_is_not_built(llm):
 def test_unknown_settings_are_named(parts):
     with pytest.raises(ConfigError, match="did you mean max_num_seqs"):
         LLM(parts, max_num_seq=3)
+
+
+def test_settings_that_would_be_ignored_are_refused(parts):
+    with pytest.raises(ConfigError, match="grpc_address, insecure: LLM opens no doors"):
+        LLM(parts, insecure=True, grpc_address="127.0.0.1:0")
+    with pytest.raises(UnsupportedModel, match="checkpoint somewhere"):
+        LLM(parts, checkpoint="somewhere")
+
+
+def test_parameters_that_do_not_fit_are_named(parts):
+    module, params, tokenizer = parts
+    cut = {**params, "norm": params["norm"][:3], "extra": params["norm"]}
+    settings = {"max_num_seqs": 1, "max_num_tokens": 8, "num_pages": 8, "program_store": False}
+    with pytest.raises(ConfigError, match=r"norm: given \(3,\), wanted \(\d+,\); extra: not of this module"):
+        LLM((module, cut, tokenizer), **settings)

@@ -50,8 +50,8 @@ class EngineModel:
     load: Callable[[], Any]
     """Gives the parameters, in the shape of ``param_shapes``; called once, while programs compile."""
     max_len: int
-    vocab_size: int
-    """Real token ids; the head may be wider."""
+    vocab_size: int | None
+    """Real token ids, where the head may be wider; None: the head's width."""
 
 
 def build_engine(
@@ -69,8 +69,9 @@ def build_engine(
         raise MeshError(f"mesh axes {unbuilt} are not built yet; allowed: tensor", fix='--mesh "tensor=N"')
 
     layers, width = trace_layer_caches(model.graphdef, model.param_shapes)
-    if model.vocab_size > width:
-        raise ConfigError(f"the tokenizer has {model.vocab_size} ids and the model's head only {width}")
+    vocab_size = width if model.vocab_size is None else model.vocab_size
+    if vocab_size > width:
+        raise ConfigError(f"the tokenizer has {vocab_size} ids and the model's head only {width}")
     tensor = mesh.shape["tensor"]
     for i, layer in enumerate(layers):
         for what, heads in (("query heads", layer.num_heads), ("KV heads", layer.num_kv_heads)):
@@ -117,7 +118,7 @@ def build_engine(
         mesh=mesh,
         layout=CacheLayout.build(layers, num_pages=memory.num_pages, page_size=page_size),
         config=scheduling,
-        vocab_size=model.vocab_size,
+        vocab_size=vocab_size,
     )
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="load") as pool:
         params = pool.submit(model.load)
@@ -125,7 +126,7 @@ def build_engine(
         executor.allocate(params.result())
     limits = EngineLimits(
         max_model_len=memory.max_model_len,
-        vocab_size=model.vocab_size,
+        vocab_size=vocab_size,
         max_num_seqs=config.max_num_seqs,
         num_pages=memory.num_pages,
         page_size=page_size,

@@ -22,6 +22,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from jserve.errors import UnsupportedModel
+
 __all__ = ["Decoder", "LayerCache", "RecordingStep", "Step", "trace_layer_caches"]
 
 
@@ -92,7 +94,7 @@ class RecordingStep:
     ) -> jax.Array:
         del v, scale, soft_cap, sinks
         if k is None:
-            raise ValueError(f"layer {i} reads another layer's cache (k=None); that is not built yet")
+            raise UnsupportedModel(f"layer {i} reads another layer's cache (k=None); that is not built yet")
         self.layers[int(i)] = LayerCache(
             num_kv_heads=k.shape[1],
             head_dim=k.shape[2],
@@ -106,22 +108,29 @@ class RecordingStep:
 def trace_layer_caches(graphdef: Any, params: Any) -> tuple[list[LayerCache], int]:
     """Run the model abstractly once; return each layer's cache needs and the width V of its logits.
 
-    ``params`` is the module's pure dict of arrays or ShapeDtypeStructs. Nothing is computed.
+    ``params`` is the module's pure dict of arrays or ShapeDtypeStructs. Nothing is computed. Raises UnsupportedModel
+    for a module that does not keep the contract.
     """
     step = RecordingStep(1)
+    num_layers = 0
 
     def run(tokens: jax.Array, leaves: Any) -> jax.Array:
+        nonlocal num_layers
         model = nnx.merge(graphdef, leaves)
-        step.positions = jnp.zeros((1,), jnp.int32)
-        step.valid = jnp.ones((1,), bool)
+        absent = [name for name in ("num_layers", "embed", "layer", "logits") if not hasattr(model, name)]
+        if absent:
+            raise UnsupportedModel(f"{type(model).__name__} has no {', '.join(absent)}; see jserve.models.contract")
+        num_layers = model.num_layers
         x = model.embed(tokens, step)
-        for i in range(model.num_layers):
+        for i in range(num_layers):
             x = model.layer(i, x, step)
         return model.logits(x)
 
     tokens = jax.ShapeDtypeStruct((1,), jnp.int32)
     out = jax.eval_shape(run, tokens, params)
-    missing = [i for i in range(len(step.layers)) if i not in step.layers]
-    if missing:
-        raise ValueError(f"layers {missing} never called step.attend")
-    return [step.layers[i] for i in sorted(step.layers)], int(out.shape[-1])
+    if sorted(step.layers) != list(range(num_layers)):
+        raise UnsupportedModel(
+            f"step.attend was called for layers {sorted(step.layers)}; "
+            f"each of layers 0 to {num_layers - 1} must call it with its own number"
+        )
+    return [step.layers[i] for i in range(num_layers)], int(out.shape[-1])
