@@ -80,7 +80,7 @@ def run(arguments: list[str]) -> int:
     options = parse(Options, arguments, prog="jserve bench", usage=USAGE)
     if options.model and options.address:
         raise UsageError("give a MODEL to start a server, or --address of one that runs, not both", usage=USAGE)
-    requests = options.requests or 4 * options.streams
+    requests = 4 * options.streams if options.requests is None else options.requests
     for name, value in {**asdict(options), "requests": requests}.items():
         if isinstance(value, int) and not isinstance(value, bool) and value < 1:
             raise UsageError(f"--{name.replace('_', '-')} is {value}; it must be 1 or more", usage=USAGE)

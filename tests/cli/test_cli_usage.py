@@ -60,6 +60,7 @@ def test_every_verb_explains_itself_and_has_json(verb, capsys):
         (["convert", "a.gguf"], "error: DST is missing"),
         (["bench", "m.gguf", "--address", "h:1"], "error: give a MODEL to start a server, or --address"),
         (["bench", "--streams", "0"], "error: --streams is 0; it must be 1 or more"),
+        (["bench", "--requests", "0"], "error: --requests is 0; it must be 1 or more"),
     ],
 )
 def test_a_mistake_is_one_line_and_a_usage_line(arguments, message, capsys):
