@@ -115,7 +115,9 @@ def resolve(*layers: tuple[str, Mapping[str, Any]]) -> tuple[ServeConfig, dict[s
     try:
         config = msgspec.convert(values, ServeConfig)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"bad setting: {error}") from None
+        reason, _, name = str(error).partition(" - at `$.")
+        name = name.rstrip("`")
+        raise ConfigError(f"{name} ({origins.get(name, 'unknown origin')}) is {values.get(name)!r}: {reason}") from None
     return config, origins
 
 

@@ -38,7 +38,8 @@ def test_later_layers_win_and_origins_are_remembered():
     [
         ({"max_num_seq": 3}, "did you mean max_num_seqs"),
         ({"max_num_seqs": 0}, "greater than 0"),
-        ({"max_num_seqs": "many"}, "max_num_seqs"),
+        ({"max_num_seqs": "many"}, r"max_num_seqs \(file x.toml\) is 'many': Expected `int`, got `str`"),
+        ({"page_size": 1.5}, r"page_size \(file x.toml\) is 1.5: Expected `int | null`, got `float`"),
         ({"page_size": 24}, "power of two"),
         ({"dtype": "float16"}, "float16"),
         ({"memory_fraction": 1.5}, "memory_fraction"),

@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -93,7 +94,10 @@ class _Seen:
 
 
 def remembered_sha256(path: Path, memory: Path) -> str:
-    """SHA-256 of a local file, remembered in the folder ``memory`` while path and ``file_identity`` stay the same."""
+    """SHA-256 of a local file, remembered in the folder ``memory`` while path and ``file_identity`` stay the same.
+
+    Raises OSError where the file cannot be read. A memory that cannot be written costs only the time of reading anew.
+    """
     identity = file_identity(path)
     if path.stat().st_size < _REMEMBER_FROM_BYTES:
         return file_record(path).sha256
@@ -106,8 +110,9 @@ def remembered_sha256(path: Path, memory: Path) -> str:
     except (OSError, msgspec.DecodeError):
         pass  # Nothing remembered, or half of it: read the file.
     digest = file_record(path).sha256
-    memory.mkdir(parents=True, exist_ok=True)
-    scratch = note.with_name(f".{note.name}.{os.getpid()}")
-    scratch.write_bytes(msgspec.json.encode(_Seen(path=real, identity=identity, sha256=digest)))
-    scratch.replace(note)
+    with suppress(OSError):
+        memory.mkdir(parents=True, exist_ok=True)
+        scratch = note.with_name(f".{note.name}.{os.getpid()}")
+        scratch.write_bytes(msgspec.json.encode(_Seen(path=real, identity=identity, sha256=digest)))
+        scratch.replace(note)
     return digest

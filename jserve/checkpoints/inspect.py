@@ -85,8 +85,8 @@ class InspectReport:
 def inspect(model: str, *, check: bool = False, progress: Progress | None = None) -> InspectReport:
     """Describe the MODEL ``model`` without converting it; a URI is fetched first.
 
-    ``check`` reads every byte: digests against the manifest, and values for being finite. Raises CheckpointError
-    that names what is damaged, SourceError and UnsupportedModel.
+    ``check`` reads every byte: of a folder, digests against the manifest; of a GGUF file, its digest and values for
+    being finite. Raises CheckpointError that names what is damaged, SourceError and UnsupportedModel.
     """
     progress = progress or SILENT
     found = fetch(parse_source(model), progress=progress)

@@ -71,7 +71,7 @@ class Tokenizer:
     def encode(self, text: str, *, add_special: bool) -> list[int]:
         """Token ids of a text. Special tokens written out in the text are recognised as such.
 
-        ``add_special=False`` is for text that a chat template rendered: it writes its own BOS.
+        ``add_special=False`` gives the ids of the text alone.
         """
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         if add_special and self.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:

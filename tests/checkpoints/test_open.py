@@ -189,3 +189,10 @@ def test_digests_of_large_files_are_remembered_while_they_stay_the_same(tmp_path
     assert remembered_sha256(path, memory) == file_record(path).sha256 != first
     next(memory.iterdir()).write_bytes(b"{half")
     assert remembered_sha256(path, memory) == file_record(path).sha256
+
+
+def test_a_memory_of_digests_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
+    monkeypatch.setattr(digests, "_REMEMBER_FROM_BYTES", 1)
+    path = tmp_path / "f"
+    path.write_bytes(b"one")
+    assert remembered_sha256(path, path / "under a file") == file_record(path).sha256
