@@ -17,12 +17,12 @@ log = logging.getLogger(__name__)
 
 
 class CompileCounter:
-    """A listener of ``jax.monitoring``. ``watch`` starts logging each compilation with the line that caused it."""
+    """A listener of ``jax.monitoring``. While anybody watches, each compilation is logged with what caused it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._count = 0
-        self._watching = False
+        self._watchers = 0
         jax.monitoring.register_event_duration_secs_listener(self._heard)
 
     @property
@@ -30,14 +30,20 @@ class CompileCounter:
         return self._count
 
     def watch(self) -> None:
-        self._watching = True
+        with self._lock:
+            self._watchers += 1
+
+    def unwatch(self) -> None:
+        """Take one ``watch`` back."""
+        with self._lock:
+            self._watchers -= 1
 
     def _heard(self, event: str, duration_secs: float, **_: Any) -> None:
         if event != _EVENT:
             return
         with self._lock:
             self._count += 1
-        if self._watching:
+        if self._watchers:
             log.warning("compilation after ready (%.2f s), caused at %s", duration_secs, _cause())
 
 

@@ -74,6 +74,7 @@ class Engine:
         self._last_progress = clock()
         self._prompt_tokens = self._output_tokens = self._dispatches = 0
         self._compilations_at_ready: int | None = None
+        self._watches = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     # --- the door: any thread -------------------------------------------------------------------------------------
@@ -132,6 +133,7 @@ class Engine:
     def mark_ready(self) -> None:
         """From here on every compilation is a fault: counted, and logged with its cause."""
         self._compilations_at_ready = compilations.count
+        self._watches = True
         compilations.watch()
 
     def close(self) -> None:
@@ -141,6 +143,9 @@ class Engine:
             self._wake.notify()
         if self._thread.is_alive():
             self._thread.join()
+        if self._watches:
+            self._watches = False
+            compilations.unwatch()
 
     # --- admission ------------------------------------------------------------------------------------------------
 

@@ -31,11 +31,14 @@ class Pace:
         return self._step_s.get((plan.kind, plan.bucket), 0.0) * _steps(plan)
 
     def record(self, plan: StepPlan, seconds: float, steps: int) -> None:
-        """Take in that ``plan`` took ``seconds`` for the ``steps`` steps it really made."""
+        """Take in that ``plan`` took ``seconds`` for the ``steps`` steps it really made. One that made none, as all its
+        choices had ended in the dispatch before, teaches nothing."""
+        if steps == 0:
+            return
         program = (plan.kind, plan.bucket)
         if plan.kind == "decode":
             self._last_decode = program
-        reading = seconds / max(steps, 1)
+        reading = seconds / steps
         old = self._step_s.get(program, reading)
         self._step_s[program] = old + _WEIGHT * (reading - old)
 

@@ -239,7 +239,7 @@ class Scheduler:
             width=self.config.table_width,
             num_slots=self.config.max_num_seqs,
             steps=max(row.tokens for row in rows),
-            leave_early=bool(self.waiting),
+            leave_early=bool(self.waiting or self._paused),
         )
         return self._dispatched(StepPlan(kind="decode", bucket=size, rows=tuple(rows), arrays=arrays))
 
