@@ -158,8 +158,10 @@ def _messages(name: str, kind: pa.DataType, limits: CellLimits) -> Value | None:
             raise InvalidRequest(f"the prompt has {len(cell.values)} messages; at most {MAX_MESSAGES} are allowed")
         left = limits.prompt_bytes
         for turn in cell.values:
-            for part in ("role", "content") if turn.is_valid else ():
-                left -= 0 if is_null(turn[part]) else _text_size(turn[part])
+            for part in ("role", "content"):
+                if not turn.is_valid or is_null(turn[part]):
+                    raise InvalidRequest(f"{name} has a null inside; leave it out")
+                left -= _text_size(turn[part])
         if left < 0:
             raise PromptTooLong(
                 f"the messages have {limits.prompt_bytes - left} bytes; the limit of {limits.prompt_tokens} tokens "

@@ -123,11 +123,11 @@ def test_token_ids_messages_and_choices(serve: Serve) -> None:
     turn = [{"role": "user", "content": "hi"}]
     batch = pa.record_batch(
         {
-            "token_ids": pa.array([[104, 105], None, None, [1], [99_999], None], pa.large_list(pa.int64())),
-            "messages": pa.array([None, turn, None, turn, None, [None]]),
-            "prompt": pa.array([None, None, "hi", None, None, None], pa.string_view()),
-            "n": pa.array([1, 1, 2, 1, 1, 1], pa.uint8()),
-            "max_tokens": pa.array([3.0] * 6, pa.float32()),
+            "token_ids": pa.array([[104, 105], None, None, [1], [99_999], None, None], pa.large_list(pa.int64())),
+            "messages": pa.array([None, turn, None, turn, None, [None], [{"role": "user", "content": None}]]),
+            "prompt": pa.array([None, None, "hi", None, None, None, None], pa.string_view()),
+            "n": pa.array([1, 1, 2, 1, 1, 1, 1], pa.uint8()),
+            "max_tokens": pa.array([3.0] * 7, pa.float32()),
         }
     )
     rows = served.exchange([batch])
@@ -140,7 +140,7 @@ def test_token_ids_messages_and_choices(serve: Serve) -> None:
         "exactly one of prompt, token_ids, messages must be set; the row has token_ids and messages"
     )
     assert last["4"]["error"] == "prompt token id 99999 at position 0 is not in 0..257"
-    assert last["5"]["error"] == "messages has a null inside; leave it out"
+    assert last["5"]["error"] == last["6"]["error"] == "messages has a null inside; leave it out"
     assert len(served.engine.submitted) == 3
 
 
