@@ -67,6 +67,14 @@ SAMPLING_COLUMNS: dict[str, pa.DataType] = {
 
 _MESSAGES = pa.list_(pa.struct([("role", pa.utf8()), ("content", pa.utf8())]))
 
+_KINDS: dict[str, pa.DataType] = {
+    "id": pa.utf8(),
+    "prompt": pa.utf8(),
+    "token_ids": pa.list_(pa.int64()),
+    "messages": _MESSAGES,
+    **SAMPLING_COLUMNS,
+}
+
 
 def deltas_to_batch(rows: Sequence[tuple[str, Delta]]) -> pa.RecordBatch:
     """Deltas with the ids that their rows are known by, one row each."""
@@ -163,31 +171,44 @@ def prompts_to_batch(rows: Iterable[tuple[str, Prompt, SamplingParams]]) -> pa.R
         columns.setdefault(name, [None] * len(listed))[row] = value
         for field in dataclasses.fields(SamplingParams):
             value = getattr(params, field.name)
-            if value != field.default:
+            if value is not field.default and value != field.default:
+                _refuse_stand_ins(field.name, value)
                 columns.setdefault(field.name, [None] * len(listed))[row] = value
-    types = {
-        "id": pa.utf8(),
-        "prompt": pa.utf8(),
-        "token_ids": pa.list_(pa.int64()),
-        "messages": _MESSAGES,
-        **SAMPLING_COLUMNS,
-    }
     arrays = {}
     for name, values in columns.items():
         try:
-            arrays[name] = pa.array(values, types[name])
+            arrays[name] = pa.array(values, _KINDS[name])
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             raise InvalidRequest(f"{name} cannot be sent: {error}") from None
     return pa.RecordBatch.from_pydict(arrays)
+
+
+def _refuse_stand_ins(name: str, value: Any) -> None:
+    """Arrow would cut a float to a whole number without a word, and read bytes as numbers."""
+    if pa.types.is_list(kind := _KINDS[name]):
+        kind = kind.value_type
+        values = value if isinstance(value, (list, tuple)) else [value]
+    else:
+        values = [value]
+    if pa.types.is_integer(kind):
+        for number in values:
+            if isinstance(number, (bool, float, str, bytes)):
+                raise InvalidRequest(f"{name} cannot be sent: {str(number)[:40]!r} is not a whole number")
 
 
 def _prompt(prompt: Prompt) -> tuple[str, Any]:
     """The column that a prompt belongs in, and its value there."""
     if isinstance(prompt, str):
         return "prompt", prompt
+    if not isinstance(prompt, Iterable) or isinstance(prompt, (bytes, bytearray, Mapping)):
+        raise InvalidRequest(
+            f"the prompt is no text, no chat and no list of token ids: it is of type {type(prompt).__name__}"
+        )
     turns = [item for item in prompt if isinstance(item, Mapping)]
     if not turns:
-        return "token_ids", list(prompt)
+        ids = list(prompt)
+        _refuse_stand_ins("token_ids", ids)
+        return "token_ids", ids
     for turn in turns:
         if len(turns) != len(prompt) or set(turn) != {"role", "content"}:
             raise InvalidRequest("messages cannot be sent: each must have exactly role and content")

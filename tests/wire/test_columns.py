@@ -84,6 +84,16 @@ def test_prompts_have_the_columns_that_they_need() -> None:
         ([{"role": "user"}], SamplingParams(), "must have exactly role and content"),
         ([{"role": "user", "content": 5}], SamplingParams(), "messages cannot be sent"),
         ("\ud800", SamplingParams(), "prompt cannot be sent"),
+        (5, SamplingParams(), "it is of type int"),
+        (None, SamplingParams(), "it is of type NoneType"),
+        (b"hi", SamplingParams(), "it is of type bytes"),
+        ([1, 2.5], SamplingParams(), "token_ids cannot be sent: '2.5' is not a whole number"),
+        ([1, True], SamplingParams(), "token_ids cannot be sent: 'True' is not a whole number"),
+        ("hi", SamplingParams(n=2.0), "n cannot be sent: '2.0' is not a whole number"),  # type: ignore[arg-type]
+        ("hi", SamplingParams(max_tokens=1.9), "max_tokens cannot be sent: '1.9'"),  # type: ignore[arg-type]
+        ("hi", SamplingParams(seed=True), "seed cannot be sent"),
+        ("hi", SamplingParams(stop_token_ids=(1.5,)), "stop_token_ids cannot be sent"),  # type: ignore[arg-type]
+        ("hi", SamplingParams(stop_token_ids=5), "stop_token_ids cannot be sent"),  # type: ignore[arg-type]
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(prompt: object, params: SamplingParams, words: str) -> None:
