@@ -57,6 +57,8 @@ def local(path: Path) -> LocalFile | LocalFolder:
         if path.is_dir():
             return _folder(path)
         if not path.is_file():
+            if path.exists():
+                raise SourceError(f"{path} is neither a file nor a folder", fix=f"MODEL may be {FORMS}")
             raise SourceError(f"{path} does not exist{_nearest(path)}", fix=f"MODEL may be {FORMS}")
         if path.suffix.lower() != ".gguf":
             raise UnsupportedModel(f"{path} is not a .gguf file; MODEL may be {FORMS}")

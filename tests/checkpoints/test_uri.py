@@ -150,6 +150,11 @@ def test_a_missing_path_says_what_is_near(tmp_path):
         fetch(LocalSource(path=tmp_path / "nowhere" / "x.gguf"), progress=SILENT)
 
 
+def test_a_device_is_no_model():
+    with pytest.raises(SourceError, match="/dev/null is neither a file nor a folder"):
+        fetch(LocalSource(path=Path("/dev/null")), progress=SILENT)
+
+
 @pytest.mark.parametrize(
     ("names", "error", "words"),
     [
