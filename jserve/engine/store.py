@@ -62,6 +62,9 @@ class ProgramStore:
             data = path.read_bytes()
         except FileNotFoundError:
             return None
+        except OSError as error:
+            log.warning("stored program %s cannot be read; compiling it anew: %s", path.name, error.strerror)
+            return None
         head = len(_MAGIC) + _MAC_BYTES
         body = data[head:]
         known = data[: len(_MAGIC)] == _MAGIC

@@ -54,6 +54,14 @@ def test_a_cut_entry_is_found(store, program, size):
     assert store.load("key", DEVICES) is None
 
 
+def test_an_entry_that_cannot_be_read_costs_only_itself(store, program, caplog):
+    store.path("key").mkdir()
+    assert store.load("key", DEVICES) is None
+    assert "cannot be read" in caplog.text
+    store.save("key", program)  # nor can it be written
+    assert [path for path in store.folder.iterdir() if path.suffix == ".tmp"] == []
+
+
 def test_another_users_entries_are_strangers(store, program, tmp_path):
     store.save("key", program)
     other = ProgramStore(tmp_path / "other")
