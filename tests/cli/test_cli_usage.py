@@ -1,5 +1,6 @@
 """Words that cannot be understood: one line that says why, one that says how, exit status 2."""
 
+import os
 import subprocess
 import sys
 
@@ -77,3 +78,32 @@ def test_a_reader_that_leaves_early_is_no_error(jserve):
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith("model ")
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("redirect", "status", "message"),
+    [
+        (">&-", 0, ""),
+        ("<&-", 0, ""),
+        ("2>&-", 0, ""),
+        (">/dev/full", 1, "error: cannot write the output: No space left on device\n"),
+    ],
+)
+def test_odd_streams_are_no_traceback(redirect, status, message):
+    command = ["sh", "-c", f'exec "$@" {redirect}', "sh", sys.executable, "-m", "jserve.cli.main", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (status, message)
+
+
+def test_text_that_the_terminal_cannot_write_is_escaped():
+    code = (
+        "import sys; from jserve.cli import main as m;"
+        "m._run = lambda arguments: print(chr(233), chr(0xFFFD)) or 0; sys.exit(m.main([]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        timeout=60,
+        env=os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"\\xe9 \\ufffd\n", b"")
