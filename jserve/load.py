@@ -138,8 +138,13 @@ def _front(engine: Engine, source: _Source, *, dtype: str, mesh: str) -> Loaded:
     return Loaded(engine=engine, frontend=frontend, metrics=metrics, served=served)
 
 
+_MOST_CPU_DEVICES = 64
+"""Each virtual device costs threads and memory; a bigger mesh on a CPU is a slip of the finger."""
+
+
 def _make_cpu_devices(count: int) -> None:
     """On a CPU a mesh is made of virtual devices, which JAX makes only before its first use."""
+    count = min(count, _MOST_CPU_DEVICES)
     if count > max(1, getattr(jax.config, "jax_num_cpu_devices", 0)):
         with suppress(RuntimeError):  # JAX is in use already: then what is there must do
             jax.config.update("jax_num_cpu_devices", count)

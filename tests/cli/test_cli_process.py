@@ -79,6 +79,12 @@ def test_a_mesh_that_does_not_divide_the_model_is_refused_with_the_numbers(jserv
     assert "64" in line
 
 
+def test_a_mesh_of_a_slipped_finger_is_refused_without_making_its_devices(jserve, tiny_gguf):
+    done = jserve("serve", str(tiny_gguf), "--mesh", "tensor=1000000")
+    assert done.returncode == 3
+    assert _errors(done) == ["error JS-CFG-02: mesh tensor=1000000 needs 1000000 devices; there are 64 (cpu)"]
+
+
 def test_a_taken_port_is_said_before_the_model_is_loaded(jserve, tiny_gguf):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
