@@ -17,13 +17,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from jserve.engine.admission import check_request
 from jserve.engine.choice import Choice, ChoiceState, Emitted
 from jserve.engine.compiles import compilations
 from jserve.engine.contract import EngineLimits, EngineStats, Sink
 from jserve.engine.executor import Executor, Running
 from jserve.engine.pace import Pace
 from jserve.engine.scheduler import Scheduler
-from jserve.errors import Draining, DuplicateRequest, EngineFailed, InvalidRequest, PromptTooLong, QueueFull
+from jserve.errors import Draining, DuplicateRequest, EngineFailed, QueueFull
 from jserve.request import FinishReason, Request, TokenDelta
 
 __all__ = ["Engine"]
@@ -70,6 +71,8 @@ class Engine:
         self._queued = 0
         """Requests of which no choice has been scheduled; counted against the queue's bound."""
         self._stopping = False
+        self._over = False
+        """Nothing takes the inbox any more."""
         self._failed: str | None = None
         self._last_progress = clock()
         self._prompt_tokens = self._output_tokens = self._dispatches = 0
@@ -84,7 +87,7 @@ class Engine:
         return self._limits
 
     def submit(self, request: Request, sink: Sink) -> None:
-        self._check(request)
+        check_request(request, self._limits)
         with self._wake:
             if self._failed is not None:
                 raise EngineFailed(f"the engine failed ({self._failed}); see the server's log")
@@ -146,23 +149,6 @@ class Engine:
         if self._watches:
             self._watches = False
             compilations.unwatch()
-
-    # --- admission ------------------------------------------------------------------------------------------------
-
-    def _check(self, request: Request) -> None:
-        """Refuse at once what can never run. Doors say it better; this is the last line."""
-        limit, vocab = self._limits.max_model_len, self._limits.vocab_size
-        prompt, sampling = request.prompt_ids, request.sampling
-        if not prompt:
-            raise InvalidRequest("the prompt has no token; it needs at least 1")
-        if len(prompt) + sampling.max_tokens > limit:
-            raise PromptTooLong(
-                f"{len(prompt)} prompt tokens and {sampling.max_tokens} to generate exceed the limit of {limit}"
-            )
-        if min(prompt) < 0 or max(prompt) >= vocab:
-            raise InvalidRequest(f"token ids must be in 0..{vocab - 1}; got {min(prompt)}..{max(prompt)}")
-        if sampling.max_tokens < 1 or sampling.n < 1:
-            raise InvalidRequest(f"max_tokens {sampling.max_tokens} and n {sampling.n} must be at least 1")
 
     # --- the loop: the engine's thread only -----------------------------------------------------------------------
 
@@ -249,7 +235,9 @@ class Engine:
     # --- commands, in the order they came -------------------------------------------------------------------------
 
     def _post(self, command: Callable[[], None]) -> None:
-        """Queue a command for the loop; the caller holds the lock."""
+        """Queue a command for the loop, if it still runs; the caller holds the lock."""
+        if self._over:
+            return
         self._inbox.append(command)
         self._wake.notify()
 
@@ -313,7 +301,7 @@ class Engine:
     def _end_all(self, failure: str | None) -> None:
         """Tell every live request that it is over: cancelled, or with an error after a ``failure``."""
         with self._wake:
-            self._stopping = True
+            self._stopping = self._over = True
             self._failed = failure
             inbox, self._inbox = self._inbox, []
         if failure is None:

@@ -136,3 +136,5 @@ def test_a_stopped_engine_sends_requests_elsewhere(started):
     engine.close()
     with pytest.raises(Draining, match="was stopped"):
         engine.submit(request("a", [1]), Listener())
+    engine.cancel("a")
+    assert engine._inbox == []
