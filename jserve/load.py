@@ -238,8 +238,9 @@ def _compile_progress(progress: Progress) -> Callable[[CompileProgress], None]:
     """Tell compilations as one task of so many programs."""
 
     def tell(now: CompileProgress) -> None:
-        if now.done == 1:
+        if now.done == 0:
             progress.start("compile", now.total, "programs")
+            return
         if now.stored:
             progress.note(f"{now.stored} from the cache")
         progress.advance(1)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -35,11 +34,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class CompileProgress:
+    """Told once before the first program, then after each."""
+
     done: int
     total: int
     stored: int
     """Of those done, how many came from the store."""
-    seconds_left: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,11 @@ class Executor:
         wanted = [("decode", n) for n in self.config.buckets.decode]
         wanted += [("mixed", n) for n in self.config.buckets.mixed]
         base = self._key_base() if store else ""
-        begun, stored, lock = time.monotonic(), 0, threading.Lock()
+        stored, lock = 0, threading.Lock()
+
+        def tell(done: int) -> None:
+            if progress is not None:
+                progress(CompileProgress(done=done, total=len(wanted), stored=stored))
 
         def build(kind: str, size: int) -> None:
             nonlocal stored
@@ -99,15 +103,14 @@ class Executor:
                 self._programs[kind, size] = program
                 stored += was_stored
 
+        tell(0)
         with ThreadPoolExecutor(max_workers=max(2, (os.cpu_count() or 2)), thread_name_prefix="compile") as pool:
             # The biggest first: the last one to end then keeps nobody waiting.
             tasks = [pool.submit(build, kind, size) for kind, size in reversed(wanted)]
             try:
                 for done, task in enumerate(as_completed(tasks), start=1):
                     task.result()
-                    if progress is not None:
-                        left = (time.monotonic() - begun) / done * (len(tasks) - done)
-                        progress(CompileProgress(done=done, total=len(tasks), stored=stored, seconds_left=left))
+                    tell(done)
             except BaseException:  # an interrupt too: what has not begun need not
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise

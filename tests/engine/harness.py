@@ -16,7 +16,7 @@ from sharding import MeshSpec, param_shardings
 VOCAB = 256
 
 
-def make_engine(store=None, *, mesh="", model=None, **settings):
+def make_engine(store=None, *, mesh="", model=None, compile_progress=None, **settings):
     """An engine of ``tiny_llama`` (or ``model``) whose few programs compile quickly."""
     graphdef, params = model or tiny_llama()
     built = MeshSpec.parse(mesh).build()
@@ -35,6 +35,7 @@ def make_engine(store=None, *, mesh="", model=None, **settings):
         config,
         mesh=built,
         store=store,
+        compile_progress=compile_progress,
     )
 
 

@@ -60,6 +60,15 @@ def test_a_small_pool_preempts_and_changes_nothing(store, greedy):
         engine.close()
 
 
+def test_compiling_is_told_from_before_the_first_program_on(store, engine):
+    heard = []
+    make_engine(store, compile_progress=heard.append).close()
+    total = heard[0].total
+    assert total > 0
+    assert [now.done for now in heard] == list(range(total + 1))
+    assert (heard[0].stored, heard[-1].stored) == (0, total)
+
+
 def test_a_seeded_draw_is_the_same_with_seven_neighbours(engine):
     options = {"temperature": 1.0, "top_k": 40, "top_p": 0.95, "seed": 2**63 + 12345}
     (solo,) = run(engine, request("x", PROMPTS[6], **options))
