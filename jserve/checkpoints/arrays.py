@@ -6,7 +6,10 @@ weights hardly shrink, and unpacking them doubles the time of a start.
 
 from __future__ import annotations
 
+import logging
 import math
+import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -63,7 +66,10 @@ class ArrayInfo:
 
 
 def write_arrays(path: Path, leaves: Mapping[tuple[str, ...], LazyArray], *, progress: Progress) -> None:
-    """Write ``leaves`` as a new Orbax checkpoint at ``path``, reading each only when its turn comes."""
+    """Write ``leaves`` as a new Orbax checkpoint at ``path``, reading each only when its turn comes.
+
+    Raises OSError for what the operating system refuses, such as a full disk.
+    """
     tree = nest(leaves)
     handler = ocp.PyTreeCheckpointHandler(
         use_ocdbt=True,
@@ -73,8 +79,25 @@ def write_arrays(path: Path, leaves: Mapping[tuple[str, ...], LazyArray], *, pro
         ),
     )
     save_args = jax.tree.map(lambda leaf: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES), tree)
-    with ocp.Checkpointer(handler) as checkpointer:
+    with _os_errors(path), ocp.Checkpointer(handler) as checkpointer:
         checkpointer.save(path.absolute(), args=ocp.args.PyTreeSave(tree, save_args=save_args))
+
+
+@contextmanager
+def _os_errors(path: Path) -> Iterator[None]:
+    """TensorStore tells what the operating system refused in the words of a ValueError; Orbax logs it as well."""
+    log = logging.getLogger("absl")
+    before = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    except ValueError as error:
+        number = re.search(r"\[os_error_code='(\d+)'", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
+    finally:
+        log.setLevel(before)
 
 
 def describe_arrays(path: Path) -> dict[tuple[str, ...], ArrayInfo]:

@@ -44,6 +44,9 @@ def make_once(final: Path, *, check: Callable[[Path], T], make: Callable[[Path],
                 return check(final)  # Another process made it in the meantime.
             except CheckpointError:
                 _discard(final)
+        elif final.is_symlink() or final.exists():
+            progress.note(f"{final} is no folder; making it again")
+            _discard(final)
         _make(final, make)
         return check(final)
 
@@ -101,7 +104,9 @@ def _make(final: Path, make: Callable[[Path], None]) -> None:
 def _discard(final: Path) -> None:
     """Remove ``final`` in one step as seen from outside: renamed first, so that no half of it keeps its name."""
     try:
-        if final.exists():
+        if final.is_symlink() or final.is_file():
+            final.unlink()
+        elif final.exists():
             grave = final.with_name(f".{final.name}.scratch-old-{os.getpid()}")
             final.rename(grave)
             shutil.rmtree(grave)

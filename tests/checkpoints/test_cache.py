@@ -51,6 +51,25 @@ def test_made_once_and_then_found(tmp_path):
     assert left_over(tmp_path / "cache") == ["x"]
 
 
+@pytest.mark.parametrize("leads", [None, "nowhere", "."])
+def test_what_is_no_folder_of_ours_is_replaced(tmp_path, leads):
+    final = tmp_path / "cache" / "x"
+    final.parent.mkdir()
+    if leads is None:
+        final.write_text("in the way")
+    else:
+        final.symlink_to(tmp_path / leads)
+    outside = tmp_path / "keep"
+    outside.write_text("kept")
+    if leads == ".":
+        (tmp_path / "deep").mkdir()
+        (tmp_path / "deep" / "data").write_text("damaged")
+    assert make_once(final, check=read, make=fill, progress=Notes()) == "whole"
+    assert not final.is_symlink()
+    assert left_over(tmp_path / "cache") == ["x"]
+    assert outside.read_text() == "kept"
+
+
 def test_a_failed_make_leaves_nothing(tmp_path):
     def fail(scratch):
         fill(scratch)

@@ -278,3 +278,23 @@ def test_the_whole_model_is_never_held(tmp_path):
     stored = sum(info.nbytes for info in arrays.describe_arrays(tmp_path / "ck" / "params").values())
     assert stored >> 20 == 109
     assert int(run.stdout) < 60
+
+
+def test_what_the_operating_system_refuses_is_said_in_words_and_leaves_nothing(tmp_path):
+    write_tiny_gguf(tmp_path / "t.gguf")
+    code = (
+        "import resource, sys; from jserve.cli.main import main;"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000));"  # as a disk that fills up
+        "sys.exit(main(['convert', *sys.argv[1:]]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "t.gguf"), str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env=os.environ | {"XDG_CACHE_HOME": str(tmp_path / "xdg")},
+    )
+    assert done.returncode == 4, done.stderr
+    # TensorStore's own threads may have written before.
+    assert done.stderr.splitlines()[-2] == f"error JS-CKP-01: cannot write {tmp_path / 'out'}: File too large"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.gguf", "xdg"]
