@@ -64,13 +64,22 @@ class Calls:
         self._note()
         try:
             yield place
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as cancelled:
             if not self._cut:
                 raise  # the client went away, or its deadline passed
             place.task.uncancel()
-            await self._abort(context, Draining("the server is shutting down and its grace has ended; ask another one"))
+            try:
+                await self._abort(
+                    context, Draining("the server is shutting down and its grace has ended; ask another one")
+                )
+            except grpc.aio.InternalError:
+                # A message that the client does not take is still under way: its connection's end will tell it.
+                raise cancelled from None
+        except grpc.aio.InternalError as error:
+            # The client is gone, and gRPC has not heard of it yet. A cancelled call is one that it logs no fault for.
+            raise asyncio.CancelledError(str(error)) from None
         except grpc.aio.BaseError:
-            raise  # the call itself is broken: there is nobody to tell
+            raise  # the call has ended: there is nobody to tell
         except DecodeError as error:
             await self._abort(context, InvalidRequest(f"a message cannot be read: {error}"))
         except Exception as error:

@@ -1,5 +1,6 @@
 """The gRPC door itself: limits, health, reflection, pings, and clients that vanish."""
 
+import asyncio
 import dataclasses
 import os
 import random
@@ -18,6 +19,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from jserve.errors import ConfigError
 from jserve.serving.grpc import server
+from jserve.serving.grpc.calls import Calls
 from jserve.testing.fake_engine import FakeEngine
 from jserve.testing.fake_server import fake_server
 from jserve.v1 import inference_pb2 as pb
@@ -155,6 +157,32 @@ def test_5_mb_of_output_reach_a_client_with_default_limits():
     assert sum(len(response.token_ids) for response in responses) == 28_000
     assert [len(response.logprobs) for response in responses] == [len(response.token_ids) for response in responses]
     assert [response.finish_reason for response in responses if response.finish_reason] == ["length"]
+
+
+@pytest.mark.parametrize("where", ["in a write", "at the cut"])
+def test_a_call_that_broke_underneath_ends_as_cancelled(where):
+    """gRPC logs a traceback for any other end."""
+
+    async def refuse(context, error):
+        raise grpc.aio.InternalError("a message is under way")
+
+    async def main():
+        calls = Calls(1, abort=refuse)
+
+        async def call():
+            async with calls.place(None):
+                if where == "in a write":
+                    raise grpc.aio.InternalError("the client is gone")
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(call())
+        await asyncio.sleep(0)
+        calls.cut()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        assert await calls.wait_quiet(0)
+
+    asyncio.run(main())
 
 
 def test_a_response_that_cannot_fit_is_refused_in_words():
