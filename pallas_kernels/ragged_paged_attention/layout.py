@@ -59,7 +59,11 @@ def write_pages(cache: jax.Array, page_ids: jax.Array, tokens: jax.Array) -> jax
 def store_tokens(cache: jax.Array, page_ids: jax.Array, slots: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     """Store token t's ``k[t], v[t]`` (each ``[T, K, Dh]``, in the cache's dtype) in slot ``slots[t]`` of page
     ``page_ids[t]``. Ids out of range are dropped."""
-    return cache.at[_in_range_or_past(cache, page_ids), :, :, slots].set(jnp.stack([k, v], axis=2), mode="drop")
+    # Indexed down to one row of Dh: around a wider window XLA on TPU lays the whole pool out anew, and back.
+    page, slot = _in_range_or_past(cache, page_ids)[:, None, None], slots[:, None, None]
+    head = jnp.arange(cache.shape[1], dtype=jnp.int32)[None, :, None]
+    which = jnp.arange(2, dtype=jnp.int32)[None, None]
+    return cache.at[page, head, which, slot].set(jnp.stack([k, v], axis=2), mode="drop")
 
 
 def gather_blocks(cache: jax.Array, page_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
