@@ -9,6 +9,7 @@ One online softmax over blocks of pages, entered in two ways, each with loops as
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,11 @@ _NEVER = -1e30
 """A logit that the softmax does not see; finite, so that differences of such logits are numbers."""
 
 
+# Compiled into its caller; as a function of its own it is traced once for all layers of a model.
+@partial(
+    jax.jit,
+    static_argnames=("scale", "window", "soft_cap", "k_scale", "v_scale", "page_stride", "page_offset"),
+)
 def xla_ragged_paged_attention(
     q: jax.Array,
     k: jax.Array | None,

@@ -16,6 +16,7 @@ from pallas_kernels.ragged_paged_attention import (
     ragged_paged_attention,
     write_pages,
 )
+from pallas_kernels.ragged_paged_attention.xla import xla_ragged_paged_attention
 
 H, K, DH, PAGE = 4, 2, 16, 16
 SPEC = CacheSpec(num_kv_heads=K, head_dim=DH, page_size=PAGE, dtype=jnp.float32)
@@ -199,6 +200,7 @@ def count_turns(monkeypatch):
         return carry
 
     monkeypatch.setattr(jax.lax, "while_loop", loop)
+    xla_ragged_paged_attention.clear_cache()
     attend = jax.jit(partial(ragged_paged_attention, scale=1.0), static_argnames="window")
 
     def count(q_lens, kv_lens, *, width=20, **options):
@@ -212,7 +214,8 @@ def count_turns(monkeypatch):
         jax.effects_barrier()
         return sum(turns)
 
-    return count
+    yield count
+    xla_ragged_paged_attention.clear_cache()
 
 
 def test_turns_follow_the_lengths_and_not_the_table(count_turns):
