@@ -2,7 +2,7 @@
 
 One online softmax over blocks of pages, entered in two ways, each with loops as long as the lengths ask:
 
-- **rows**: tokens that stand alone (decode), a few at a time, those that see most first.
+- **rows**: tokens that stand alone (decode): runs of their pages, several at a time.
 - **blocks**: a block of one sequence's queries at a time, as matrix products (prefill).
 """
 
@@ -119,14 +119,14 @@ class _Pages:
         return (self.table.shape[1] * self.stride + self.offset) * self.size
 
     def of(self, seq: jax.Array, position: jax.Array) -> jax.Array:
-        """The page of each position; -1 where it is not here."""
+        """The page of each position; negative where it is not here."""
         page = position // self.size - self.offset
         column = page if self.stride == 1 else page // self.stride
         here = (position >= 0) & (column >= 0) & (position < self.end) & (page == column * self.stride)
         return jnp.where(here, self.at(seq * self.table.shape[1] + column), -1)
 
     def at(self, place: jax.Array) -> jax.Array:
-        """The page ids at these places; -1 where there is no page of the pool."""
+        """The page ids at these places; negative where the table names no page of the pool."""
         ids = self.table.reshape(-1).at[place].get(mode="clip")
         return jnp.where(ids < self.num_pages, ids, -1)
 

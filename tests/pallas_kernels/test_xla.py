@@ -233,3 +233,20 @@ def test_shards_of_pages_merge_by_lse():
     np.testing.assert_allclose(lse, whole_lse, rtol=1e-5, atol=1e-5)
     merged = sum(out * jnp.where(jnp.isneginf(lse), 0.0, jnp.exp(part - lse))[..., None] for out, _, part in parts)
     np.testing.assert_allclose(merged, whole, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "words"),
+    [
+        ({"q": jnp.zeros((8, 3, 8))}, {}, r"q is \(8, 3, 8\); a cache of 2 heads of 8"),
+        ({"k": None}, {}, "both be given, or both be None"),
+        ({"v": jnp.zeros((8, 2, 4))}, {}, r"v \(8, 2, 4\); both must be \(8, 2, 8\)"),
+        ({"kv_lens": jnp.zeros(7, jnp.int32)}, {}, r"a page table of 8 rows wants \(8,\) and \(9,\)"),
+        ({}, {"window": 0}, "window is 0"),
+        ({}, {"page_stride": 2, "page_offset": 2}, "0 <= offset < stride"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes, options, words):
+    step = make_step([1], [9], num_tokens=8)
+    with pytest.raises(ValueError, match=words):
+        ragged_paged_attention(**{**step, **changes}, scale=1.0, **options)
