@@ -176,6 +176,7 @@ class _LazyHandler(type_handlers.NumpyHandler):
     def __init__(self, progress: Progress) -> None:
         super().__init__(deepcopy_host_arrays=False)
         self._progress = progress
+        self._failed: list[Exception] = []
 
     async def serialize(
         self,
@@ -202,3 +203,13 @@ class _LazyHandler(type_handlers.NumpyHandler):
         # Waiting here, and not for all at the end, is what bounds the memory.
         for future in await super().serialize(arrays, infos, args):
             future.result()
+        if self._failed:
+            raise self._failed[0]
+
+    async def _open_and_write(self, *args: Any, **kwargs: Any) -> None:
+        """One array. A failure waits for the others of its batch: Orbax would close the loop that they answer to, and
+        TensorStore's threads would print a traceback for each."""
+        try:
+            await super()._open_and_write(*args, **kwargs)
+        except Exception as error:
+            self._failed.append(error)
