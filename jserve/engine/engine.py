@@ -13,19 +13,18 @@ import logging
 import threading
 import time
 import uuid
-from collections import defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 from jserve.engine.admission import check_request
 from jserve.engine.choice import Choice, ChoiceState, Emitted
 from jserve.engine.compiles import compilations
 from jserve.engine.contract import EngineLimits, EngineStats, Sink
 from jserve.engine.executor import Executor, Running
+from jserve.engine.live import Live, LiveRequests
 from jserve.engine.pace import Pace
 from jserve.engine.scheduler import Scheduler
-from jserve.errors import Draining, DuplicateRequest, EngineFailed, QueueFull
-from jserve.request import FinishReason, Request, TokenDelta
+from jserve.errors import Draining, EngineFailed
+from jserve.request import FinishReason, Request
 
 __all__ = ["Engine"]
 
@@ -37,18 +36,6 @@ _CLOSE_S = 60.0
 """How long ``close`` waits for the dispatch that runs."""
 _POLL_S = 0.002
 """How often a dispatch is asked whether it has ended early."""
-
-
-@dataclass(eq=False)
-class _Live:
-    """One accepted request."""
-
-    request: Request
-    sink: Sink
-    choices: list[Choice] = field(default_factory=list)
-    open: int = 0
-    """Choices that have not ended."""
-    scheduled: bool = False
 
 
 class Engine:
@@ -69,9 +56,7 @@ class Engine:
         self._pace = Pace(max_dispatch_s=max_dispatch_s, max_steps=executor.config.max_steps)
         self._wake = threading.Condition()
         self._inbox: list[Callable[[], None]] = []
-        self._live: dict[str, _Live] = {}
-        self._queued = 0
-        """Requests of which no choice has been scheduled; counted against the queue's bound."""
+        self._live = LiveRequests(max_queue=limits.max_queue, on_broken_sink=self.cancel)
         self._stopping = False
         self._over = False
         """Nothing takes the inbox any more."""
@@ -95,13 +80,7 @@ class Engine:
                 raise EngineFailed(f"the engine failed ({self._failed}); see the server's log")
             if self._stopping:
                 raise Draining("the engine was stopped; send the request elsewhere")
-            if request.request_id in self._live:
-                raise DuplicateRequest(f"request {request.request_id!r} is still running; choose another request_id")
-            if self._queued >= self._limits.max_queue:
-                raise QueueFull(f"{self._queued} requests are waiting, as many as are allowed; try again later")
-            live = _Live(request=request, sink=sink, open=request.sampling.n)
-            self._live[request.request_id] = live
-            self._queued += 1
+            live = self._live.admit(request, sink)
             self._post(lambda: self._add(live))
 
     def cancel(self, request_id: str, reason: FinishReason = FinishReason.CANCELLED) -> None:
@@ -117,7 +96,7 @@ class Engine:
         ready = self._compilations_at_ready
         running = len(scheduler.running)
         return EngineStats(
-            waiting=max(0, sum(live.open for live in list(self._live.values())) - running),
+            waiting=max(0, self._live.open_choices() - running),
             running=running,
             pages_free=scheduler.pages.free,
             pages_in_use=scheduler.pages.in_use,
@@ -174,13 +153,13 @@ class Engine:
                 self._finish(running, begun)
                 running = None
             late = self._scheduler.expire(now)
-            self._deliver((choice, Emitted(tokens=()), FinishReason.DEADLINE) for choice in late)
+            self._live.deliver((choice, Emitted(tokens=()), FinishReason.DEADLINE) for choice in late)
             plan = self._scheduler.plan(now, max_steps=self._pace.steps())
             following = None
             if plan is not None:
                 following = self._executor.dispatch(plan)
                 self._dispatches += 1
-                self._note_scheduled(row.choice for row in plan.rows)
+                self._live.note_scheduled(row.choice for row in plan.rows)
             if running is not None:
                 self._finish(running, begun)
             # What was dispatched behind another begins when that one ends: now.
@@ -226,15 +205,7 @@ class Engine:
         self._prompt_tokens += sum(row.q_len for row in running.plan.rows if row.start >= 0)
         news = self._scheduler.apply(running.plan, emitted)
         self._output_tokens += sum(len(result.tokens) for _, result, _ in news)
-        self._deliver(news)
-
-    def _note_scheduled(self, choices: Iterable[Choice]) -> None:
-        for choice in choices:
-            live = self._live.get(choice.request.request_id)
-            if live is not None and not live.scheduled:
-                live.scheduled = True
-                with self._wake:
-                    self._queued -= 1
+        self._live.deliver(news)
 
     # --- commands, in the order they came -------------------------------------------------------------------------
 
@@ -245,17 +216,17 @@ class Engine:
         self._inbox.append(command)
         self._wake.notify()
 
-    def _add(self, live: _Live) -> None:
+    def _add(self, live: Live) -> None:
         live.choices = self._scheduler.add(live.request)
 
     def _cancel(self, request_id: str, reason: FinishReason) -> None:
         live = self._live.get(request_id)
         if live is None:
             return
-        unfinished = [c for c in live.choices if c.state is not ChoiceState.ENDED]
+        unfinished = live.unfinished()
         for choice in unfinished:
             self._scheduler.end(choice)
-        self._deliver([(choice, Emitted(tokens=()), reason) for choice in unfinished])
+        self._live.deliver((choice, Emitted(tokens=()), reason) for choice in unfinished)
 
     def _end_choice(self, request_id: str, index: int) -> None:
         live = self._live.get(request_id)
@@ -264,43 +235,7 @@ class Engine:
         choice = live.choices[index]
         if choice.state is not ChoiceState.ENDED:
             self._scheduler.end(choice)
-            self._close(live, 1)
-
-    # --- delivery -------------------------------------------------------------------------------------------------
-
-    def _deliver(self, news: Iterable[tuple[Choice, Emitted, FinishReason | None]], error: str | None = None) -> None:
-        """Hand each request its news of one dispatch in one call of its sink."""
-        deltas: dict[str, list[TokenDelta]] = defaultdict(list)
-        for choice, emitted, reason in news:
-            deltas[choice.request.request_id].append(
-                TokenDelta(
-                    request_id=choice.request.request_id,
-                    choice=choice.index,
-                    token_ids=emitted.tokens,
-                    logprobs=emitted.logprobs,
-                    finish_reason=reason,
-                    error=error,
-                    first_scheduled=choice.first_scheduled,
-                )
-            )
-        for request_id, batch in deltas.items():
-            live = self._live.get(request_id)
-            if live is None:
-                continue
-            self._close(live, sum(delta.finish_reason is not None for delta in batch))
-            try:
-                live.sink(batch)
-            except Exception:  # one request's listener must not end the others
-                log.exception("the sink of request %s failed; the request is cancelled", request_id)
-                self.cancel(request_id)
-
-    def _close(self, live: _Live, ended: int) -> None:
-        live.open -= ended
-        if live.open == 0:
-            with self._wake:
-                del self._live[live.request.request_id]
-                if not live.scheduled:
-                    self._queued -= 1
+            self._live.close(live, 1)
 
     def _end_all(self, failure: str | None) -> None:
         """Tell every live request that it is over: cancelled, or with an error after a ``failure``."""
@@ -316,11 +251,11 @@ class Engine:
             reason, error = FinishReason.ERROR, f"the engine failed, {failure}"
             # The failure may have come in the middle of a change: nothing is asked of the old one any more.
             self._scheduler = Scheduler(self._executor.config)
-        for live in list(self._live.values()):
+        for live in self._live.all():
             # A request has no choices yet where its turn in the inbox never came.
-            choices = live.choices or [Choice(request=live.request, index=i) for i in range(live.open)]
-            unfinished = [c for c in choices if c.state is not ChoiceState.ENDED]
+            live.choices = live.choices or [Choice(request=live.request, index=i) for i in range(live.open)]
+            unfinished = live.unfinished()
             if failure is None:
                 for choice in unfinished:
                     self._scheduler.end(choice)
-            self._deliver([(c, Emitted(tokens=()), reason) for c in unfinished], error)
+            self._live.deliver(((choice, Emitted(tokens=()), reason) for choice in unfinished), error)
