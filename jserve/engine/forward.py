@@ -24,11 +24,14 @@ from jax.errors import UnexpectedTracerError
 from jax.sharding import Mesh, PartitionSpec
 
 from jserve.engine.state import CacheLayout
+from jserve.models.contract import Query, Step
 from pallas_kernels.ragged_paged_attention import cache_partition, ragged_paged_attention
 
 __all__ = ["Batch", "Layers", "Pools"]
 
 Pools = list[jax.Array]
+Arrays = tuple[jax.Array, jax.Array | None, jax.Array | None, jax.Array | None]
+"""q, k, v and sinks of a Query."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,51 +44,6 @@ class Batch:
     kv_lens: jax.Array  # Int32[S]
     cu_q_lens: jax.Array  # Int32[S + 1]
     distribution: jax.Array  # Int32[3]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Query:
-    """One call of ``attend``: q ``[T, H, Dh]``, k and v ``[T, K, Dh]``, and what is static."""
-
-    q: jax.Array
-    k: jax.Array | None
-    v: jax.Array | None
-    sinks: jax.Array | None
-    scale: float
-    window: int | None
-    soft_cap: float | None
-
-    @property
-    def arrays(self) -> tuple[jax.Array | None, ...]:
-        return self.q, self.k, self.v, self.sinks
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {"scale": self.scale, "window": self.window, "soft_cap": self.soft_cap}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """The model contract's ``Step``, with whatever stands behind ``attend``."""
-
-    positions: jax.Array
-    valid: jax.Array
-    answer: Callable[[Query], jax.Array]
-
-    def attend(
-        self,
-        i: int | jax.Array,
-        q: jax.Array,
-        k: jax.Array | None,
-        v: jax.Array | None,
-        *,
-        scale: float,
-        window: int | None = None,
-        soft_cap: float | None = None,
-        sinks: jax.Array | None = None,
-    ) -> jax.Array:
-        del i
-        return self.answer(Query(q=q, k=k, v=v, sinks=sinks, scale=scale, window=window, soft_cap=soft_cap))
 
 
 class _Asked(Exception):
@@ -133,10 +91,10 @@ class Layers:
             return pool, None
         options: dict[str, Any] = {}
 
-        def before(x: jax.Array) -> tuple[jax.Array | None, ...]:
+        def before(x: jax.Array) -> Arrays:
             query = self._ask(i, x)
-            options.update(query.options)
-            return query.arrays
+            options.update(_options(query))
+            return _arrays(query)
 
         try:
             shapes = jax.eval_shape(before, x)
@@ -149,7 +107,8 @@ class Layers:
         written = []
 
         def answer(query: Query) -> jax.Array:
-            seen, new_pool = self._attention(query, pool, jnp.int32(self.layout.place(i)[1]))
+            first_page = jnp.int32(self.layout.place(i)[1])
+            seen, new_pool = self._attention(_arrays(query), _options(query), pool, first_page)
             written.append(new_pool)
             return seen
 
@@ -162,8 +121,8 @@ class Layers:
         """Layers that ask the same, as one loop."""
         first_pages = jnp.asarray([self.layout.place(i)[1] for i in layers], jnp.int32)
 
-        def before(i: int) -> Callable[[jax.Array], tuple[jax.Array | None, ...]]:
-            return lambda x: self._ask(i, x).arrays
+        def before(i: int) -> Callable[[jax.Array], Arrays]:
+            return lambda x: _arrays(self._ask(i, x))
 
         def after(i: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
             return lambda x, seen: self.model.layer(i, x, self._step(lambda _: seen))
@@ -172,8 +131,7 @@ class Layers:
 
         def body(at: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             x, pool = carry
-            q, k, v, sinks = jax.lax.switch(at, befores, x)
-            seen, pool = self._attention(Query(q=q, k=k, v=v, sinks=sinks, **options), pool, first_pages[at])
+            seen, pool = self._attention(jax.lax.switch(at, befores, x), options, pool, first_pages[at])
             return jax.lax.switch(at, afters, x, seen), pool
 
         return jax.lax.fori_loop(0, len(layers), body, (x, pool))
@@ -193,7 +151,9 @@ class Layers:
     def _step(self, answer: Callable[[Query], jax.Array]) -> Step:
         return Step(positions=self.batch.positions, valid=self.batch.valid, answer=answer)
 
-    def _attention(self, query: Query, pool: jax.Array, first_page: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _attention(
+        self, arrays: Arrays, options: dict[str, Any], pool: jax.Array, first_page: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         """The kernel, with heads sharded over ``tensor``; a layer's pages begin at ``first_page`` of the flat pool."""
         batch = self.batch
         # Ids that name no page stay out of the pool.
@@ -207,7 +167,7 @@ class Layers:
             sinks: jax.Array | None,
             *where: jax.Array,
         ) -> tuple[jax.Array, ...]:
-            return ragged_paged_attention(q, k, v, cache, *where, sinks=sinks, **query.options)
+            return ragged_paged_attention(q, k, v, cache, *where, sinks=sinks, **options)
 
         if self.mesh.shape["tensor"] > 1:
             heads, cache, whole = PartitionSpec(None, "tensor", None), cache_partition("tensor"), PartitionSpec()
@@ -219,5 +179,14 @@ class Layers:
                 check_vma=False,
             )
         where = (table, batch.kv_lens, batch.cu_q_lens, batch.distribution)
-        seen, pool = kernel(query.q, query.k, query.v, pool, query.sinks, *where)
+        q, k, v, sinks = arrays
+        seen, pool = kernel(q, k, v, pool, sinks, *where)
         return seen, pool
+
+
+def _arrays(query: Query) -> Arrays:
+    return query.q, query.k, query.v, query.sinks
+
+
+def _options(query: Query) -> dict[str, Any]:
+    return {"scale": query.scale, "window": query.window, "soft_cap": query.soft_cap}

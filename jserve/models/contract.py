@@ -14,6 +14,7 @@ Each parameter declares logical axes once (see ``sharding.rules.LOGICAL_AXES``) 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,20 +25,37 @@ from jax.typing import DTypeLike
 
 from jserve.errors import UnsupportedModel
 
-__all__ = ["Decoder", "LayerCache", "RecordingStep", "Step", "trace_layer_caches"]
+__all__ = ["Decoder", "LayerCache", "Query", "Step", "trace_layer_caches"]
 
 
-class Step(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """One call of ``attend``."""
+
+    layer: int
+    q: jax.Array  # [T, H, Dh]
+    k: jax.Array | None  # [T, K, Dh], to be written to the layer's cache
+    v: jax.Array | None  # [T, K, Dh]
+    sinks: jax.Array | None  # [H]
+    scale: float
+    window: int | None
+    soft_cap: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
     """One pass of the model over the tokens of a step."""
 
     positions: jax.Array
     """Int32[T]: each token's position in its own sequence."""
     valid: jax.Array
     """Bool[T]: False for tokens of padding."""
+    answer: Callable[[Query], jax.Array]
+    """What stands behind ``attend``: the engine's paged cache, say, or an oracle's dense attention."""
 
     def attend(
         self,
-        i: int | jax.Array,
+        i: int,
         q: jax.Array,
         k: jax.Array | None,
         v: jax.Array | None,
@@ -48,7 +66,7 @@ class Step(Protocol):
         sinks: jax.Array | None = None,
     ) -> jax.Array:
         """Write k, v ``[T, K, Dh]`` to layer i's cache; return what q ``[T, H, Dh]`` may see, ``[T, H, Dh]``."""
-        ...
+        return self.answer(Query(layer=i, q=q, k=k, v=v, sinks=sinks, scale=scale, window=window, soft_cap=soft_cap))
 
 
 class Decoder(Protocol):
@@ -72,47 +90,26 @@ class LayerCache:
     dtype: DTypeLike
 
 
-class RecordingStep:
-    """A Step that attends to nothing and writes down what each layer asks for."""
-
-    def __init__(self, num_tokens: int) -> None:
-        self.positions = jnp.zeros((num_tokens,), jnp.int32)
-        self.valid = jnp.ones((num_tokens,), bool)
-        self.layers: dict[int, LayerCache] = {}
-
-    def attend(
-        self,
-        i: int | jax.Array,
-        q: jax.Array,
-        k: jax.Array | None,
-        v: jax.Array | None,
-        *,
-        scale: float,
-        window: int | None = None,
-        soft_cap: float | None = None,
-        sinks: jax.Array | None = None,
-    ) -> jax.Array:
-        del v, scale, soft_cap, sinks
-        if k is None:
-            raise UnsupportedModel(f"layer {i} reads another layer's cache (k=None); that is not built yet")
-        self.layers[int(i)] = LayerCache(
-            num_kv_heads=k.shape[1],
-            head_dim=k.shape[2],
-            num_heads=q.shape[1],
-            window=window,
-            dtype=k.dtype,
-        )
-        return q
-
-
 def trace_layer_caches(graphdef: Any, params: Any) -> tuple[list[LayerCache], int]:
     """Run the model abstractly once; return each layer's cache needs and the width V of its logits.
 
     ``params`` is the module's pure dict of arrays or ShapeDtypeStructs. Nothing is computed. Raises UnsupportedModel
     for a module that does not keep the contract.
     """
-    step = RecordingStep(1)
+    found: dict[int, LayerCache] = {}
     num_layers = 0
+
+    def record(query: Query) -> jax.Array:
+        if query.k is None:
+            raise UnsupportedModel(f"layer {query.layer} reads another layer's cache (k=None); that is not built yet")
+        found[query.layer] = LayerCache(
+            num_kv_heads=query.k.shape[1],
+            head_dim=query.k.shape[2],
+            num_heads=query.q.shape[1],
+            window=query.window,
+            dtype=query.k.dtype,
+        )
+        return query.q
 
     def run(tokens: jax.Array, leaves: Any) -> jax.Array:
         nonlocal num_layers
@@ -121,6 +118,7 @@ def trace_layer_caches(graphdef: Any, params: Any) -> tuple[list[LayerCache], in
         if absent:
             raise UnsupportedModel(f"{type(model).__name__} has no {', '.join(absent)}; see jserve.models.contract")
         num_layers = model.num_layers
+        step = Step(positions=jnp.zeros_like(tokens), valid=jnp.ones(tokens.shape, bool), answer=record)
         x = model.embed(tokens, step)
         for i in range(num_layers):
             x = model.layer(i, x, step)
@@ -128,9 +126,9 @@ def trace_layer_caches(graphdef: Any, params: Any) -> tuple[list[LayerCache], in
 
     tokens = jax.ShapeDtypeStruct((1,), jnp.int32)
     out = jax.eval_shape(run, tokens, params)
-    if sorted(step.layers) != list(range(num_layers)):
+    if sorted(found) != list(range(num_layers)):
         raise UnsupportedModel(
-            f"step.attend was called for layers {sorted(step.layers)}; "
+            f"step.attend was called for layers {sorted(found)}; "
             f"each of layers 0 to {num_layers - 1} must call it with its own number"
         )
-    return [step.layers[i] for i in range(num_layers)], int(out.shape[-1])
+    return [found[i] for i in range(num_layers)], int(out.shape[-1])

@@ -11,52 +11,43 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jserve.models.contract import Query, Step
+
 __all__ = ["naive_generate", "naive_logits"]
 
 
-class _DenseStep:
+def _dense_attention(query: Query) -> jax.Array:
     """One whole sequence, seen through a causal mask; no cache."""
-
-    def __init__(self, num_tokens: int) -> None:
-        self.positions = jnp.arange(num_tokens, dtype=jnp.int32)
-        self.valid = jnp.ones((num_tokens,), bool)
-
-    def attend(
-        self,
-        i: int | jax.Array,
-        q: jax.Array,
-        k: jax.Array | None,
-        v: jax.Array | None,
-        *,
-        scale: float,
-        window: int | None = None,
-        soft_cap: float | None = None,
-        sinks: jax.Array | None = None,
-    ) -> jax.Array:
-        if k is None or v is None:
-            raise ValueError(f"layer {i} reads another layer's cache (k=None); that is not built yet")
-        num_tokens, _, head_dim = q.shape
-        num_kv_heads = k.shape[1]
-        grouped = q.astype(jnp.float32).reshape(num_tokens, num_kv_heads, -1, head_dim)
-        highest = jax.lax.Precision.HIGHEST
-        scores = jnp.einsum("tkgd,skd->kgts", grouped, k.astype(jnp.float32), precision=highest) * scale
-        if soft_cap is not None:
-            scores = soft_cap * jnp.tanh(scores / soft_cap)
-        behind = self.positions[:, None] - self.positions[None]
-        seen = (behind >= 0) & (behind < (num_tokens if window is None else window))
-        scores = jnp.where(seen[None, None], scores, -jnp.inf)
-        if sinks is not None:
-            sink = jnp.broadcast_to(sinks.astype(jnp.float32).reshape(num_kv_heads, -1, 1, 1), (*scores.shape[:3], 1))
-            scores = jnp.concatenate([scores, sink], axis=-1)
-        weights = jax.nn.softmax(scores, axis=-1)[..., :num_tokens]
-        out = jnp.einsum("kgts,skd->tkgd", weights, v.astype(jnp.float32), precision=highest)
-        return out.reshape(q.shape).astype(q.dtype)
+    q, k, v = query.q, query.k, query.v
+    if k is None or v is None:
+        raise ValueError(f"layer {query.layer} reads another layer's cache (k=None); that is not built yet")
+    num_tokens, _, head_dim = q.shape
+    num_kv_heads = k.shape[1]
+    grouped = q.astype(jnp.float32).reshape(num_tokens, num_kv_heads, -1, head_dim)
+    highest = jax.lax.Precision.HIGHEST
+    scores = jnp.einsum("tkgd,skd->kgts", grouped, k.astype(jnp.float32), precision=highest) * query.scale
+    if query.soft_cap is not None:
+        scores = query.soft_cap * jnp.tanh(scores / query.soft_cap)
+    position = jnp.arange(num_tokens)
+    behind = position[:, None] - position[None]
+    seen = (behind >= 0) & (behind < (num_tokens if query.window is None else query.window))
+    scores = jnp.where(seen[None, None], scores, -jnp.inf)
+    if query.sinks is not None:
+        sinks = query.sinks.astype(jnp.float32).reshape(num_kv_heads, -1, 1, 1)
+        scores = jnp.concatenate([scores, jnp.broadcast_to(sinks, (*scores.shape[:3], 1))], axis=-1)
+    weights = jax.nn.softmax(scores, axis=-1)[..., :num_tokens]
+    out = jnp.einsum("kgts,skd->tkgd", weights, v.astype(jnp.float32), precision=highest)
+    return out.reshape(q.shape).astype(q.dtype)
 
 
 @partial(jax.jit, static_argnums=0)
 def _logits(graphdef: nnx.GraphDef[Any], params: Any, tokens: jax.Array) -> jax.Array:
     model = nnx.merge(graphdef, params)
-    step = _DenseStep(tokens.shape[0])
+    step = Step(
+        positions=jnp.arange(tokens.shape[0], dtype=jnp.int32),
+        valid=jnp.ones(tokens.shape, bool),
+        answer=_dense_attention,
+    )
     x = model.embed(tokens, step)
     for i in range(model.num_layers):
         x = model.layer(i, x, step)

@@ -10,6 +10,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jserve.models.contract import Step
 from jserve.models.llama import LlamaConfig
 from jserve.models.naive import naive_logits
 from jserve.models.registry import build_abstract, family
@@ -20,34 +21,38 @@ from sharding import MeshSpec, param_shardings
 PAGE, PAGES = 8, 12
 
 
-class PagedStep:
-    """The tokens of one sequence at ``positions``, its pages in order; heads lie on the mesh's tensor axis."""
+class Paged:
+    """Attention of one sequence at ``positions``, its pages in order; heads lie on the mesh's tensor axis."""
 
     def __init__(self, mesh, positions, cache):
-        self.positions, self.valid = positions, jnp.ones(positions.shape, bool)
+        self.positions = positions
         self.mesh, self.cache = mesh, cache
 
-    def attend(self, i, q, k, v, *, scale):
+    def answer(self, query):
         heads, pool = P(None, "tensor", None), cache_partition("tensor")
-        table = jnp.arange(PAGES, dtype=jnp.int32)[None] + i * PAGES
+        table = jnp.arange(PAGES, dtype=jnp.int32)[None] + query.layer * PAGES
         kv_lens, cu_q_lens = self.positions[-1:] + 1, jnp.array([0, self.positions.shape[0]], jnp.int32)
         attention = jax.shard_map(
-            partial(ragged_paged_attention, scale=scale),
+            partial(ragged_paged_attention, scale=query.scale),
             mesh=self.mesh,
             in_specs=(heads, heads, heads, pool, P(), P(), P(), P()),
             out_specs=(heads, pool),
         )
-        out, self.cache = attention(q, k, v, self.cache, table, kv_lens, cu_q_lens, jnp.array([0, 0, 1]))
+        out, self.cache = attention(
+            query.q, query.k, query.v, self.cache, table, kv_lens, cu_q_lens, jnp.array([0, 0, 1])
+        )
         return out
 
 
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
-def step(graphdef, mesh, params, cache, tokens, start):
+def forward(graphdef, mesh, params, cache, tokens, start):
     model = nnx.merge(graphdef, params)
-    paged = PagedStep(mesh, start + jnp.arange(tokens.shape[0], dtype=jnp.int32), cache)
-    x = model.embed(tokens, paged)
+    positions = start + jnp.arange(tokens.shape[0], dtype=jnp.int32)
+    paged = Paged(mesh, positions, cache)
+    step = Step(positions=positions, valid=jnp.ones(positions.shape, bool), answer=paged.answer)
+    x = model.embed(tokens, step)
     for i in range(model.num_layers):
-        x = model.layer(i, x, paged)
+        x = model.layer(i, x, step)
     return model.logits(x), paged.cache
 
 
@@ -74,6 +79,6 @@ def test_logits_equal_one_device(mesh, overrides):
     want = naive_logits(graphdef, params, tokens.tolist())
     start = 0
     for end in (20, 40, 41):  # a prompt in two chunks, and a token alone
-        got, cache = step(graphdef, mesh, sharded, cache, jnp.asarray(tokens[start:end], jnp.int32), start)
+        got, cache = forward(graphdef, mesh, sharded, cache, jnp.asarray(tokens[start:end], jnp.int32), start)
         np.testing.assert_allclose(got, want[start:end], rtol=1e-4, atol=1e-4)
         start = end
