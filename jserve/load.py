@@ -63,6 +63,8 @@ class _Source:
     chat_template: ChatTemplate | None
     defaults: SamplingParams
     eos_ids: tuple[int, ...]
+    own_code: bool
+    """See EngineModel."""
 
 
 def load(config: ServeConfig, *, progress: Progress = SILENT, model: ModelParts | None = None) -> Loaded:
@@ -102,6 +104,7 @@ def load(config: ServeConfig, *, progress: Progress = SILENT, model: ModelParts 
             load=lambda: source.load(shapes),
             max_len=source.max_len,
             vocab_size=None if source.tokenizer is None else source.tokenizer.vocab_size,
+            own_code=source.own_code,
         ),
         config,
         mesh=mesh,
@@ -180,6 +183,7 @@ def _from_checkpoint(config: ServeConfig, mesh: Mesh, progress: Progress) -> _So
             min_p=generation.get("min_p"),
         ),
         eos_ids=tuple(manifest.eos_ids),
+        own_code=True,
     )
 
 
@@ -204,6 +208,7 @@ def _from_parts(parts: ModelParts, config: ServeConfig) -> _Source:
         chat_template=None,
         defaults=SamplingParams(),
         eos_ids=tokenizer.eos_ids if tokenizer else (),
+        own_code=False,
     )
 
 

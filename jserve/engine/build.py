@@ -52,6 +52,8 @@ class EngineModel:
     max_len: int
     vocab_size: int | None
     """Real token ids, where the head may be wider; None: the head's width."""
+    own_code: bool
+    """Whether all of the model's code lies in ``jserve.models``, so that its programs are known without lowering."""
 
 
 def build_engine(
@@ -119,6 +121,7 @@ def build_engine(
         layout=CacheLayout.build(layers, num_pages=memory.num_pages, page_size=page_size),
         config=scheduling,
         vocab_size=vocab_size,
+        own_code=model.own_code,
     )
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="load") as pool:
         params = pool.submit(model.load)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -68,6 +67,7 @@ class Executor:
         layout: CacheLayout,
         config: SchedulerConfig,
         vocab_size: int,
+        own_code: bool,
     ) -> None:
         self.mesh = mesh
         self.config = config
@@ -75,6 +75,7 @@ class Executor:
         self._param_shapes = param_shapes
         self._params: Any = None
         self._graphdef = graphdef
+        self._own_code = own_code
         self._builder = Programs(
             graphdef=graphdef, layout=layout, mesh=mesh, vocab_size=vocab_size, max_steps=config.max_steps
         )
@@ -90,18 +91,15 @@ class Executor:
         wanted = [("decode", n) for n in self.config.buckets.decode]
         wanted += [("mixed", n) for n in self.config.buckets.mixed]
         base = self._key_base() if store else ""
-        stored, lock = 0, threading.Lock()
+        stored = 0
 
         def tell(done: int) -> None:
             if progress is not None:
                 progress(CompileProgress(done=done, total=len(wanted), stored=stored))
 
-        def build(kind: str, size: int) -> None:
-            nonlocal stored
-            program, was_stored = self._build(kind, size, store, base)
-            with lock:
-                self._programs[kind, size] = program
-                stored += was_stored
+        def build(kind: str, size: int) -> bool:
+            self._programs[kind, size], was_stored = self._build(kind, size, store, base)
+            return was_stored
 
         tell(0)
         with ThreadPoolExecutor(max_workers=max(2, (os.cpu_count() or 2)), thread_name_prefix="compile") as pool:
@@ -109,7 +107,7 @@ class Executor:
             tasks = [pool.submit(build, kind, size) for kind, size in reversed(wanted)]
             try:
                 for done, task in enumerate(as_completed(tasks), start=1):
-                    task.result()
+                    stored += task.result()
                     tell(done)
             except BaseException:  # an interrupt too: what has not begun need not
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -119,7 +117,7 @@ class Executor:
     def _build(self, kind: str, size: int, store: ProgramStore | None, base: str) -> tuple[Compiled, bool]:
         lowered = None
         key = f"{base}|{kind}|{size}"
-        if store is not None and not fingerprint.is_own_model(self._graphdef):
+        if store is not None and not self._own_code:  # no digest of sources covers it: its lowering does
             lowered = self._lower(kind, size)
             key += lowered.as_text()
         if store is not None:

@@ -21,9 +21,7 @@ import jserve.request
 import pallas_kernels
 import sharding
 
-__all__ = ["environment", "is_own_model", "source_digest", "tree_text"]
-
-_OWN_MODELS = "jserve.models."
+__all__ = ["environment", "source_digest", "tree_text"]
 
 
 def environment(mesh: Mesh) -> str:
@@ -65,11 +63,6 @@ def tree_text(tree: Any) -> str:
     """Shapes, dtypes and shardings of a tree of arrays or ShapeDtypeStructs."""
     leaves, structure = jax.tree.flatten(tree)
     return repr(structure) + ";".join(f"{x.shape}{x.dtype}{getattr(x, 'sharding', None)}" for x in leaves)
-
-
-def is_own_model(graphdef: Any) -> bool:
-    """Whether a model's code is jserve's, so that ``source_digest`` covers it. Others are keyed by their lowering."""
-    return getattr(graphdef, "type", type(graphdef)).__module__.startswith(_OWN_MODELS)
 
 
 @functools.cache

@@ -31,6 +31,7 @@ def make_engine(store=None, *, mesh="", model=None, compile_progress=None, **set
             load=lambda: jax.tree.map(jax.device_put, params, shardings),
             max_len=512,
             vocab_size=VOCAB,
+            own_code=model is None,
         ),
         config,
         mesh=built,

@@ -9,6 +9,7 @@ import pytest
 from harness import VOCAB, Listener, make_engine, request, run, submit
 
 from jserve.engine.compiles import compilations
+from jserve.engine.executor import Executor
 from jserve.errors import (
     ConfigError,
     DuplicateRequest,
@@ -254,14 +255,18 @@ def test_close_ends_what_runs(store):
     assert listener.wait().reasons[0] is FinishReason.CANCELLED
 
 
-def test_a_second_start_compiles_nothing(store):
-    make_engine(store).close()
-    seen, before = [], compilations.count
-    engine = make_engine(store)
-    engine._executor.compile(store=store, progress=seen.append)
+@pytest.mark.parametrize("own", [True, False])
+def test_a_second_start_compiles_nothing_and_lowers_only_code_of_others(store, own, monkeypatch):
+    model = None if own else tiny_llama()
+    make_engine(store, model=model).close()
+    seen, lowered, before = [], [], compilations.count
+    lower = Executor._lower
+    monkeypatch.setattr(Executor, "_lower", lambda self, *program: lowered.append(program) or lower(self, *program))
+    engine = make_engine(store, model=model, compile_progress=seen.append)
     engine.close()
     assert seen[-1].stored == seen[-1].total == 3
     assert compilations.count == before
+    assert len(lowered) == (0 if own else 3)
 
 
 @pytest.mark.parametrize("mesh", ["tensor=2"])
