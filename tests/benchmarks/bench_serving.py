@@ -118,7 +118,12 @@ def _peak_bytes(pid: int) -> int:
 
 def run_vllm(python: str, folder: str) -> Run:
     script = Path(__file__).with_name("vllm_child.py")
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))  # vllm would leave one unused
+    environment = os.environ | {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": cores,
+    }
     loads = json.dumps([asdict(load) for load in LOADS])
     done = subprocess.run(
         [python, str(script), folder, loads], stdout=subprocess.PIPE, text=True, env=environment, check=True

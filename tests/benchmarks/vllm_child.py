@@ -4,6 +4,7 @@ VLLM/bin/python tests/benchmarks/vllm_child.py FOLDER LOADS     # LOADS: JSON, s
 """
 
 import json
+import os
 import random
 import sys
 import time
@@ -28,20 +29,20 @@ def main(folder: str, loads: list[dict[str, int]]) -> None:
         took = time.monotonic() - sent
         if any(len(request.outputs[0].token_ids) != output_tokens for request in done):
             raise RuntimeError("vllm made another number of tokens than it was asked for")
+        print(f"vllm: {streams} at once, {prompt_tokens} + {output_tokens} tokens: {took:.2f} s", file=sys.stderr)
         return took
 
     run(1, 8, 2)
     ready = time.monotonic() - begun
     seconds = [[run(**load) for _ in range(3)] for load in loads]
-    peak = sum(_peak_bytes(pid) for pid in _family())
+    peak = sum(_peak_bytes(pid) for pid in _family(str(os.getpid())))
     print(json.dumps({"ready_s": ready, "peak_bytes": peak, "seconds": seconds}), flush=True)
 
 
-def _family() -> list[str]:
-    """This process and its children: vllm keeps its engine in one."""
-    own = Path("/proc/self").resolve().name
-    children = Path(f"/proc/self/task/{own}/children").read_text().split()
-    return [own, *children]
+def _family(pid: str) -> list[str]:
+    """A process and all below it: vllm keeps its engine in a child and the model in a child of that."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(process for child in children for process in _family(child))]
 
 
 def _peak_bytes(pid: str) -> int:
