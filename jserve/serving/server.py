@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from jserve.observe.metrics import Metrics
     from jserve.observe.server import MetricsServer
     from jserve.serving.flight.door import FlightDoor
-    from jserve.serving.grpc.server import GrpcDoor
+    from jserve.serving.grpc.door import GrpcDoor
 
 __all__ = ["Addresses", "Server"]
 
@@ -163,7 +163,7 @@ class Server:
             flight = flight_door.start()
             self._flight = flight_door
         if self._config.grpc_address:
-            from jserve.serving.grpc.server import GrpcDoor
+            from jserve.serving.grpc.door import GrpcDoor
 
             grpc_door = GrpcDoor(self._frontend, self._config, loop=self._loop)
             grpc = grpc_door.start()

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import grpc
 
 from jserve.errors import JserveError, QueueFull
-from jserve.serving.grpc.status import public
+from jserve.serving.incident import public
 
 __all__ = ["abort"]
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from jserve.errors import RequestError, SlowReader
 from jserve.request import Delta
+from jserve.serving.calls import Place
 from jserve.serving.flight import outgoing
 from jserve.serving.flight.batch import Row, Rows
 from jserve.serving.flight.command import Generate
@@ -24,7 +25,6 @@ from jserve.serving.flight.intake import Intake
 from jserve.serving.flight.limits import FlightLimits
 from jserve.serving.flight.queue import BoundedQueue
 from jserve.serving.flight.rows import RowRunner
-from jserve.serving.grpc.calls import Place
 
 __all__ = ["Exchange", "Write"]
 

@@ -16,7 +16,7 @@ from jserve.errors import Draining, JserveError, QueueFull, RequestError
 from jserve.request import Delta, FinishReason, Timings, Usage
 from jserve.serving.flight.batch import Row
 from jserve.serving.frontend import Frontend
-from jserve.serving.grpc.status import public
+from jserve.serving.incident import public
 from jserve.serving.stream import Stream
 
 __all__ = ["RowRunner", "Sink"]

@@ -22,6 +22,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from jserve.errors import InvalidRequest, MessageTooLarge
+from jserve.serving.calls import Calls, deadline_of
 from jserve.serving.flight import outgoing
 from jserve.serving.flight.actions import Actions
 from jserve.serving.flight.batch import Rows
@@ -36,8 +37,6 @@ from jserve.serving.flight.rows import RowRunner
 from jserve.serving.flight.schema import CellLimits
 from jserve.serving.flight.table import Table
 from jserve.serving.frontend import Frontend
-from jserve.serving.grpc.calls import Calls
-from jserve.serving.grpc.generate import deadline_of
 from jserve.wire.columns import OUTPUT
 from jserve.wire.flight import FLIGHT_SERVICE, put_result
 

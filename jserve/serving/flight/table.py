@@ -22,7 +22,7 @@ from jserve.request import Delta, TokenLogprob
 from jserve.serving.flight import outgoing
 from jserve.serving.flight.batch import Row, Rows
 from jserve.serving.flight.rows import RowRunner
-from jserve.serving.grpc.status import public
+from jserve.serving.incident import public
 
 __all__ = ["Table"]
 

@@ -10,10 +10,10 @@ import grpc
 
 from jserve.errors import DuplicateRequest, InvalidRequest, JserveError, QueueFull
 from jserve.request import FinishReason
+from jserve.serving.calls import Place
 from jserve.serving.frontend import Frontend
-from jserve.serving.grpc.calls import Place
 from jserve.serving.grpc.generate import Write, open_stream, pump
-from jserve.serving.grpc.status import public
+from jserve.serving.incident import public
 from jserve.serving.stream import Stream
 from jserve.v1 import inference_pb2 as pb
 

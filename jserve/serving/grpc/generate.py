@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable
-
-import grpc
 
 from jserve.request import Prompt
 from jserve.serving.frontend import Frontend
@@ -14,16 +11,10 @@ from jserve.serving.stream import Stream
 from jserve.v1 import inference_pb2 as pb
 from jserve.wire import convert
 
-__all__ = ["Write", "deadline_of", "open_stream", "prompt_of", "pump"]
+__all__ = ["Write", "open_stream", "prompt_of", "pump"]
 
 Write = Callable[[pb.GenerateResponse], Awaitable[None]]
 """Writes one response; waits while the client is far behind."""
-
-
-def deadline_of(context: grpc.aio.ServicerContext) -> float | None:
-    """The client's deadline in monotonic seconds, or None where it set none."""
-    remaining = context.time_remaining()
-    return None if remaining is None else time.monotonic() + remaining
 
 
 def prompt_of(frontend: Frontend, request: pb.GenerateRequest | pb.TokenizeRequest) -> Prompt:

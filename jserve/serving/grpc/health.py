@@ -8,7 +8,7 @@ import grpc
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio
 
-from jserve.serving.grpc.calls import Calls
+from jserve.serving.calls import Calls
 from jserve.wire import SERVICE
 
 __all__ = ["HealthServicer"]

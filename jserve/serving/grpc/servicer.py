@@ -8,10 +8,10 @@ from typing import Any
 import grpc
 
 from jserve.errors import MessageTooLarge, Unsupported
+from jserve.serving.calls import Calls, deadline_of
 from jserve.serving.frontend import Frontend
-from jserve.serving.grpc.calls import Calls
 from jserve.serving.grpc.exchange import Exchange
-from jserve.serving.grpc.generate import deadline_of, open_stream, prompt_of, pump
+from jserve.serving.grpc.generate import open_stream, prompt_of, pump
 from jserve.serving.grpc.status import abort
 from jserve.v1 import inference_pb2 as pb
 from jserve.v1 import inference_pb2_grpc

@@ -6,8 +6,6 @@ A client reads the status, a message of at most 1,000 bytes, the code of jserve.
 
 from __future__ import annotations
 
-import logging
-import uuid
 from typing import NoReturn
 
 import grpc
@@ -16,28 +14,14 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from jserve.errors import JserveError, QueueFull, RequestError
+from jserve.errors import QueueFull
+from jserve.serving.incident import public
 from jserve.wire import CODE_KEY
 
-__all__ = ["abort", "public"]
-
-log = logging.getLogger(__name__)
+__all__ = ["abort"]
 
 _MAX_MESSAGE_BYTES = 1000
 """The message travels twice in the trailers, once percent-encoded; clients take 8 KiB of them."""
-
-
-def public(error: Exception) -> JserveError:
-    """What the client may know of an error.
-
-    A RequestError is written for the caller and told as it is. Anything else goes to the log under an id, and
-    the client gets the id only.
-    """
-    if isinstance(error, RequestError):
-        return error
-    incident = uuid.uuid4().hex[:12]
-    log.error("internal error, id %s", incident, exc_info=error)
-    return JserveError(f"internal error, id {incident}; the server's log has the cause under this id")
 
 
 async def abort(context: grpc.aio.ServicerContext, error: Exception) -> NoReturn:

@@ -18,8 +18,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from jserve.errors import ConfigError
-from jserve.serving.grpc import server
-from jserve.serving.grpc.calls import Calls
+from jserve.serving.calls import Calls
+from jserve.serving.door import server_options
+from jserve.serving.grpc import door
 from jserve.testing.fake_engine import FakeEngine
 from jserve.testing.fake_server import fake_server
 from jserve.v1 import inference_pb2 as pb
@@ -120,7 +121,7 @@ def test_health_and_models_answer_when_every_place_is_taken():
 
 
 def test_watches_are_bounded(monkeypatch):
-    monkeypatch.setattr(server, "MAX_WATCHES", 2)
+    monkeypatch.setattr(door, "MAX_WATCHES", 2)
     with fake_server() as served, grpc.insecure_channel(served.grpc) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         watches = [health.Watch(health_pb2.HealthCheckRequest()) for _ in range(2)]
@@ -240,11 +241,11 @@ def test_a_unix_socket(tmp_path):
 def test_clients_may_ping_often_through_a_silence(monkeypatch):
     # The proportions of a ping every 10 s against a limit of 5 s, 10 times faster (gRPC sends no more than one a
     # second). Without the options the third ping within five minutes cuts the client off.
-    options = dict(server.server_options(max_message_bytes=1 << 20))
+    options = server_options(max_message_bytes=1 << 20)
     assert options["grpc.http2.min_ping_interval_without_data_ms"] <= 5_000
     assert options["grpc.keepalive_permit_without_calls"] == 1
     options["grpc.http2.min_ping_interval_without_data_ms"] //= 10
-    monkeypatch.setattr(server, "server_options", lambda **_: list(options.items()))
+    monkeypatch.setattr(door, "server_options", lambda **_: options)
     pinging = [
         ("grpc.keepalive_time_ms", 1_000),
         ("grpc.keepalive_permit_without_calls", 1),

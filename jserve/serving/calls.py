@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
@@ -11,12 +12,17 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from jserve.errors import Draining, InvalidRequest, QueueFull
-from jserve.serving.grpc.status import abort
 
-__all__ = ["Abort", "Calls", "Place"]
+__all__ = ["Abort", "Calls", "Place", "deadline_of"]
 
 Abort = Callable[[grpc.aio.ServicerContext[Any, Any], Exception], Awaitable[NoReturn]]
 """Ends a call with an error's status, as the clients of the door read it."""
+
+
+def deadline_of(context: grpc.aio.ServicerContext[Any, Any]) -> float | None:
+    """The client's deadline in monotonic seconds, or None where it set none."""
+    remaining = context.time_remaining()
+    return None if remaining is None else time.monotonic() + remaining
 
 
 class Place:
@@ -43,7 +49,7 @@ class Calls:
     gRPC's own ``maximum_concurrent_rpcs`` would count health checks too, and refuse them when all are taken.
     """
 
-    def __init__(self, limit: int, *, abort: Abort = abort) -> None:
+    def __init__(self, limit: int, *, abort: Abort) -> None:
         self._limit = limit
         self._abort = abort
         self._places: set[Place] = set()
