@@ -78,8 +78,10 @@ class ConsoleProgress:
         if self._task is None:
             return
         line = f"{self._task} {self._amount()} in {time.monotonic() - self._begun:.1f} s{self._remark}"
+        failed = self._count < (self._total or 1)
         self._close()
-        say(line)
+        if not failed:  # an error follows, and says more
+            say(line)
 
     def _show(self) -> None:
         now = time.monotonic()

@@ -26,7 +26,7 @@ from jserve.engine.memory import DEFAULT_PAGE_SIZE, plan_memory
 from jserve.engine.scheduler import SchedulerConfig
 from jserve.engine.state import CacheLayout
 from jserve.engine.store import ProgramStore
-from jserve.errors import ConfigError, DeviceError, MeshError
+from jserve.errors import ConfigError, DeviceError, MeshError, UnsupportedModel
 from jserve.models.contract import trace_layer_caches
 from jserve.request import FinishReason, Request, ResolvedSampling, TokenDelta
 
@@ -64,7 +64,7 @@ def build_engine(
     store: ProgramStore | None = None,
     compile_progress: Callable[[CompileProgress], None] | None = None,
 ) -> Engine:
-    """A started engine that has made a real token. Raises ConfigError, MeshError or DeviceError in words."""
+    """A started engine that has made a real token. Raises ConfigError, MeshError, DeviceError or UnsupportedModel."""
     platform = mesh.devices.flat[0].platform
     unbuilt = {axis: size for axis, size in mesh.shape.items() if size > 1 and axis != "tensor"}
     if unbuilt:
@@ -73,7 +73,7 @@ def build_engine(
     layers, width = trace_layer_caches(model.graphdef, model.param_shapes)
     vocab_size = width if model.vocab_size is None else model.vocab_size
     if vocab_size > width:
-        raise ConfigError(f"the tokenizer has {vocab_size} ids and the model's head only {width}")
+        raise UnsupportedModel(f"the tokenizer has {vocab_size} ids and the model's head only {width}")
     tensor = mesh.shape["tensor"]
     for i, layer in enumerate(layers):
         for what, heads in (("query heads", layer.num_heads), ("KV heads", layer.num_kv_heads)):

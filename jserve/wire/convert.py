@@ -85,11 +85,17 @@ def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
 
 def sampling_to_proto(params: SamplingParams) -> pb.SamplingParams:
     """The wire form; InvalidRequest for values that no field can hold, such as a negative max_tokens."""
-    given: dict[str, Any] = {name: getattr(params, name) for name in _OPTIONAL if getattr(params, name) is not None}
     if isinstance(params.stop, str):
         raise InvalidRequest(f"stop is {params.stop!r:.60}; it must be a list of strings")  # not its characters
-    with _refused("a sampling field has a value out of its range"):
-        return pb.SamplingParams(stop=params.stop, stop_token_ids=params.stop_token_ids, **given)
+    message = pb.SamplingParams()
+    for name in _OPTIONAL:
+        if (value := getattr(params, name)) is not None:
+            with _refused(f"{name} cannot be {value!r:.60}"):
+                setattr(message, name, value)
+    for name in ("stop", "stop_token_ids"):
+        with _refused(f"{name} cannot be {getattr(params, name)!r:.60}"):
+            getattr(message, name).extend(getattr(params, name))
+    return message
 
 
 def generate_request(prompt: Prompt, params: SamplingParams, *, request_id: str, model: str) -> pb.GenerateRequest:

@@ -48,5 +48,13 @@ def test_bytes_are_megabytes_and_an_unknown_total_is_left_out(clock, capsys):
     ]
 
 
+@pytest.mark.parametrize("total", [None, 100])
+def test_a_task_that_failed_is_not_told_as_done(clock, capsys, total):
+    with ConsoleProgress() as progress:
+        progress.start("download a.gguf", total, "B")
+        progress.done()
+    assert capsys.readouterr().err == "download a.gguf ...\n"
+
+
 def test_rows_are_aligned():
     assert rows([("grpc", "a:1"), ("", "more"), ("metrics", "")]) == "  grpc     a:1\n           more\n  metrics"

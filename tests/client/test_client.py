@@ -98,7 +98,11 @@ def test_the_rest_of_the_service(client):
         (lambda c: list(c.generate([1] * 600)), errors.PromptTooLong, "600 tokens"),
         (lambda c: list(c.generate([{"role": "robot", "content": ""}])), errors.TemplateError, "unknown role"),
         (lambda c: list(c.generate("a", model="gpt")), errors.NotFound, "'gpt' is not served"),
-        (lambda c: list(c.generate("a", SamplingParams(max_tokens=-1))), errors.InvalidRequest, "out of its range"),
+        (
+            lambda c: list(c.generate("a", SamplingParams(max_tokens=-1))),
+            errors.InvalidRequest,
+            "max_tokens cannot be -1",
+        ),
         (lambda c: c.tokenize("a", model="gpt"), errors.NotFound, "'gpt' is not served"),
         (lambda c: c.tokenize([1, 2]), errors.InvalidRequest, "only text"),
     ],

@@ -18,6 +18,7 @@ from jserve.errors import (
     MeshError,
     PromptTooLong,
     QueueFull,
+    UnsupportedModel,
 )
 from jserve.models.naive import naive_generate, naive_logits
 from jserve.request import FinishReason
@@ -297,6 +298,11 @@ def test_a_mesh_that_does_not_divide_or_is_not_built_is_refused_with_numbers():
 def test_settings_that_cannot_work_are_refused(settings, words):
     with pytest.raises(ConfigError, match=words):
         make_engine(**settings)
+
+
+def test_a_tokenizer_wider_than_the_head_is_refused():
+    with pytest.raises(UnsupportedModel, match=f"the tokenizer has {VOCAB} ids and the model's head only 100"):
+        make_engine(model=tiny_llama(vocab_size=100))
 
 
 def test_a_pool_too_small_for_the_asked_length_is_refused_with_the_arithmetic():
