@@ -2,8 +2,8 @@
 
 A peer's message is hostile until proven otherwise. Its flatbuffer tells, before a byte of the body is
 touched, whether the body is compressed (33 KB can hold 1 GB), how many rows it announces (a null column has
-any number of rows in no bytes) and whether it fits the schema. Only then pyarrow decodes it, without copies, so
-that what is held is what was received.
+any number of rows in no bytes) and whether it fits the schema. Only then pyarrow decodes it, without copies of a
+batch's columns, so that what is held is what was received.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class BatchReader:
     """Decodes one stream's messages: a schema, then record batches, with dictionaries before them.
 
     Every batch comes back wholly validated. ``max_rows`` bounds the rows of one batch, ``max_dictionary_bytes``
-    the dictionaries that the stream keeps alive.
+    the dictionaries that the stream keeps alive, and also those that wait for the batch which decodes them.
     """
 
     def __init__(self, *, max_rows: int, max_dictionary_bytes: int) -> None:
@@ -132,6 +132,8 @@ class BatchReader:
         self._reader: pa.ipc.RecordBatchStreamReader | None = None
         self._nodes = 0
         self._dictionaries: dict[int, int] = {}
+        # Dictionaries since the last batch wait as they came, also those that are replaced meanwhile.
+        self._pending_bytes = 0
         self._batches = 0
 
     def schema(self, message: FlightData) -> pa.Schema:
@@ -161,11 +163,13 @@ class BatchReader:
         envelope = peek(message.header)
         self._check(envelope, message)
         self._feed.add(_framed(message.header))
-        if envelope.body_bytes:
-            self._feed.add(message.body)
         if envelope.kind == "dictionary":
+            # Copied, because a view would keep the message's metadata alive too, which nothing here counts.
+            self._feed.add(bytes(message.body))
             return None
+        self._feed.add(message.body)
         self._batches += 1
+        self._pending_bytes = 0
         try:
             batch = self._reader.read_next_batch()
             if batch.num_rows:
@@ -195,11 +199,13 @@ class BatchReader:
         if envelope.kind == "dictionary":
             if envelope.delta:
                 raise Unsupported(f"{where} appends to a dictionary; send whole dictionaries")
-            self._dictionaries[envelope.dictionary] = envelope.body_bytes + len(message.header)
-            total = sum(self._dictionaries.values())
+            size = envelope.body_bytes + len(message.header)
+            self._dictionaries[envelope.dictionary] = size
+            self._pending_bytes += size
+            total = max(sum(self._dictionaries.values()), self._pending_bytes)
             if total > self._max_dictionary_bytes:
                 raise MessageTooLarge(
-                    f"the dictionaries have {total} bytes; at most {self._max_dictionary_bytes}: send plain strings"
+                    f"{where} has {total} bytes of dictionaries; at most {self._max_dictionary_bytes}: send plain text"
                 )
 
 
@@ -211,7 +217,8 @@ class _Feed(io.RawIOBase):
         self._pieces: deque[memoryview] = deque()
 
     def add(self, piece: memoryview | bytes) -> None:
-        self._pieces.append(memoryview(piece))
+        if piece:
+            self._pieces.append(memoryview(piece))
 
     def readable(self) -> bool:
         return True
@@ -230,11 +237,8 @@ class _Feed(io.RawIOBase):
             self._pieces.appendleft(piece[size:])
             piece = piece[:size]
         # Bodies begin anywhere in the gRPC message; Arrow's arrays want to begin on multiples of 8.
-        return pa.py_buffer(piece if _aligned(piece) else bytes(piece))
-
-
-def _aligned(piece: memoryview) -> bool:
-    return pa.py_buffer(piece).address % 8 == 0
+        buffer = pa.py_buffer(piece)
+        return buffer if buffer.address % 8 == 0 else pa.py_buffer(bytes(piece))
 
 
 def _framed(header: memoryview | bytes) -> bytes:

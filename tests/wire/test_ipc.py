@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import random
 import struct
+import sys
 
 import pyarrow as pa
 import pytest
@@ -132,13 +134,43 @@ def test_a_million_rows_in_no_bytes_are_refused() -> None:
 
 def test_a_dictionary_bomb_is_refused() -> None:
     batch = pa.record_batch({"prompt": pa.DictionaryArray.from_arrays(pa.array([0] * 50, pa.int8()), ["x" * 5000])})
-    with pytest.raises(MessageTooLarge, match="the dictionaries have 5"):
+    with pytest.raises(MessageTooLarge, match="batch 1 has 5[0-9]{3} bytes of dictionaries"):
         read_all(written(batch.schema, batch))
 
 
 def test_dictionaries_that_replace_each_other_are_not_added_up() -> None:
     batches = [pa.record_batch({"prompt": pa.array([str(i) * 300]).dictionary_encode()}) for i in range(9)]
     assert read_all(written(batches[0].schema, *batches)) == batches
+
+
+def test_dictionaries_that_no_batch_follows_are_added_up() -> None:
+    """Each replaces the one before, and yet all of them wait for the batch that decodes them."""
+    batch = pa.record_batch({"prompt": pa.array(["x" * 100]).dictionary_encode()})
+    schema, dictionary, data = written(batch.schema, batch)
+    size = len(dictionary.header) + len(dictionary.body)
+    allowed = 1000 // size
+    assert allowed > 2
+    reader = opened(schema)
+    for _ in range(2):
+        for _ in range(allowed):
+            assert reader.read(dictionary) is None
+        assert reader.read(data) == batch
+    for _ in range(allowed):
+        assert reader.read(dictionary) is None
+    with pytest.raises(
+        MessageTooLarge, match=f"batch 3 has {(allowed + 1) * size} bytes of dictionaries; at most 1000"
+    ):
+        reader.read(dictionary)
+
+
+def test_a_waiting_dictionary_keeps_nothing_else_of_its_message_alive() -> None:
+    batch = pa.record_batch({"prompt": pa.array(["x" * 100]).dictionary_encode()})
+    schema, dictionary, _ = written(batch.schema, batch)
+    reader = opened(schema)
+    message = dataclasses.replace(dictionary, metadata=bytes(1 << 20)).serialize()
+    references = sys.getrefcount(message)
+    reader.read(FlightData.parse(message))
+    assert sys.getrefcount(message) == references
 
 
 def test_delta_dictionaries_are_refused() -> None:

@@ -25,7 +25,7 @@ _INLINE_BYTES = 64 << 10
 class Received:
     batch: pa.RecordBatch
     size: int
-    """Bytes of the message that the batch's buffers keep alive."""
+    """Bytes of the messages that the batch's buffers keep alive: its own, and the dictionaries that came before it."""
 
 
 class Intake:
@@ -78,16 +78,19 @@ class Intake:
 
     async def batches(self) -> AsyncIterator[Received]:
         """Validated batches of the known columns."""
+        size = 0
         while received := await self._next():
-            message, size = received
+            message, message_bytes = received
             if not message.header:
                 continue
+            size += message_bytes
             if size > _INLINE_BYTES:
                 batch = await asyncio.to_thread(self._reader.read, message)
             else:
                 batch = self._reader.read(message)
             if batch is not None:
                 yield Received(batch=batch, size=size)
+                size = 0
 
     async def discard(self) -> None:
         """Read to the end and keep nothing."""

@@ -27,7 +27,7 @@ class FlightLimits:
     columns: int = 256
     """Most columns of an incoming schema."""
     dictionary_bytes: int = 4 * MIB
-    """Dictionaries that a stream keeps alive; each batch that names them is validated against them."""
+    """Dictionaries that a stream keeps alive, and those before one batch; each batch is validated against its own."""
 
     waiting_rows: int = 16_384
     waiting_bytes: int = 16 * MIB

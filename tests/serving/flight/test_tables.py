@@ -184,6 +184,22 @@ def test_a_table_is_bounded_in_bytes(serve: Serve) -> None:
     wait_for(lambda: served.frontend.live == 0)
 
 
+def test_dictionaries_count_as_bytes_of_the_table(serve: Serve) -> None:
+    """Each batch is small and keeps a dictionary of its own."""
+    served = serve(max_message_mb=1)
+    served.engine.pause()
+    batches = [
+        pa.record_batch({"prompt": pa.array([f"{i}" + "x" * 100_000]).dictionary_encode(), "max_tokens": [1]})
+        for i in range(12)
+    ]
+    with pytest.raises(flight.FlightError, match="the table has more than 1048576 bytes; split it") as caught:
+        put(served.client, pa.Table.from_batches(batches))
+    assert code(caught) == "JS-LIM-01"
+    ticket = put(served.client, pa.Table.from_batches(batches[:10]))
+    served.engine.resume()
+    assert len(get(served.client, ticket)) == 10
+
+
 def test_all_tables_together_are_bounded_in_bytes(serve: Serve) -> None:
     served = serve(limits={"tables_bytes": 1_000_000, "rows_in_flight": 2})
     served.engine.pause()
