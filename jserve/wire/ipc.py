@@ -185,9 +185,7 @@ class BatchReader:
         if envelope.kind == "schema":
             raise InvalidRequest(f"{where} brings another schema; a call has one schema: open another call")
         if envelope.compressed:
-            raise Unsupported(
-                f"{where} is compressed; send it without IPC compression (IpcWriteOptions(compression=None))"
-            )
+            raise Unsupported(f"{where} is compressed; send it plain, with IpcWriteOptions(compression=None)")
         if envelope.body_bytes != len(message.body):
             raise InvalidRequest(f"{where} announces {envelope.body_bytes} bytes and has {len(message.body)}")
         if envelope.rows < 0 or envelope.rows > self._max_rows:

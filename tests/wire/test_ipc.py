@@ -134,7 +134,7 @@ def test_a_million_rows_in_no_bytes_are_refused() -> None:
 
 def test_a_dictionary_bomb_is_refused() -> None:
     batch = pa.record_batch({"prompt": pa.DictionaryArray.from_arrays(pa.array([0] * 50, pa.int8()), ["x" * 5000])})
-    with pytest.raises(MessageTooLarge, match="batch 1 has 5[0-9]{3} bytes of dictionaries"):
+    with pytest.raises(MessageTooLarge, match=r"batch 1 has 5\d{3} bytes of dictionaries"):
         read_all(written(batch.schema, batch))
 
 
