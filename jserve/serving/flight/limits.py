@@ -39,6 +39,8 @@ class FlightLimits:
     stall_s: float = 60.0
     """How long a client may neither read nor leave room for more of what it writes."""
 
+    upload_stall_s: float = 120.0
+    """How long an upload may bring no whole batch; it holds one of the tables meanwhile."""
     max_tables: int = 64
     """Tables kept at once, in the whole server."""
     tables_bytes: int = 512 * MIB
@@ -46,7 +48,7 @@ class FlightLimits:
     table_window_bytes: int = 16 * MIB
     """Results of one table at which it begins no more rows until some are fetched."""
     table_ttl_s: float = 600.0
-    """How long a table is kept when nothing happens to it."""
+    """How long an uploaded table is kept when nothing happens to it, or when who fetches it reads nothing."""
 
     @classmethod
     def from_config(cls, config: ServeConfig) -> FlightLimits:

@@ -75,7 +75,7 @@ class ResultStore:
         table = self._tables.get(token)
         if table is None:
             why = self._gone.get(token, "is not known here: it is wrong, or long gone")
-            raise NotFound(f"this ticket {why}; upload the table again with DoPut")
+            raise NotFound(_gone_words(why))
         return table
 
     async def drop(self, token: str, why: str) -> None:
@@ -92,16 +92,24 @@ class ResultStore:
         await asyncio.wait([task])
         if not task.cancelled() and task.exception() is not None:
             log.error("computing a table failed", exc_info=task.exception())
+        await table.discard(NotFound(_gone_words(why)))
 
     async def sweep(self) -> None:
-        """Drop the tables to which nothing happened for too long."""
+        """Drop the tables to which nothing happened for too long. Uploads have a limit of their own."""
         ttl = self._limits.table_ttl_s
         for token, table in list(self._tables.items()):
-            idle = self._clock() - table.touched_at
-            if idle > ttl and not table.uploading and token not in self._fetching:
-                log.info("a table of %d rows was not fetched for %g s and is dropped", table.total_rows, idle)
-                await self.drop(token, f"has expired: nothing happened to its table for {ttl:g} s")
+            if token in self._fetching:
+                since, what = table.given_at, "reads nothing of what it fetches"
+            else:
+                since, what = None if table.uploading else table.touched_at, "does not fetch it"
+            if since is not None and self._clock() - since > ttl:
+                log.info("a table of %d rows is dropped: for %g s its client %s", table.total_rows, ttl, what)
+                await self.drop(token, f"has expired: for {ttl:g} s its client {what}")
 
     async def close(self) -> None:
         for token in list(self._tables):
             await self.drop(token, "is gone: the server shut down")
+
+
+def _gone_words(why: str) -> str:
+    return f"this ticket {why}; upload the table again with DoPut"

@@ -14,15 +14,17 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import grpc
 import pyarrow as pa
 from pyarrow import flight
 
-from jserve.errors import InvalidRequest, MessageTooLarge
-from jserve.serving.calls import Calls, deadline_of
+from jserve.errors import DeadlineExceeded, InvalidRequest, MessageTooLarge
+from jserve.serving.calls import Calls, Place, deadline_of
 from jserve.serving.flight import outgoing
 from jserve.serving.flight.actions import Actions
 from jserve.serving.flight.batch import Rows
@@ -30,7 +32,7 @@ from jserve.serving.flight.command import Generate, read_descriptor, read_table,
 from jserve.serving.flight.errors import abort
 from jserve.serving.flight.exchange import Exchange
 from jserve.serving.flight.info import generate_info, table_info
-from jserve.serving.flight.intake import Intake
+from jserve.serving.flight.intake import Intake, Received
 from jserve.serving.flight.limits import FlightLimits
 from jserve.serving.flight.results import ResultStore
 from jserve.serving.flight.rows import RowRunner
@@ -92,7 +94,9 @@ class FlightService(grpc.GenericRpcHandler):
 
     async def _do_exchange(self, messages: AsyncIterator[bytes], context: Context) -> None:
         async with self._calls.place(context) as place, self._intake(messages) as intake:
-            command = self._command(await intake.descriptor())
+            with _resting(place):
+                descriptor = await intake.descriptor()
+            command = self._command(descriptor)
             call_id = _call_id()
             runner = self._runner(command, call_id, deadline=deadline_of(context), patient=False)
             exchange = Exchange(intake, runner, context.write, call_id=call_id, place=place, limits=self._limits)
@@ -105,9 +109,10 @@ class FlightService(grpc.GenericRpcHandler):
                 del self._runners[call_id]
 
     async def _do_put(self, messages: AsyncIterator[bytes], context: Context) -> None:
-        async with self._calls.place(context), self._intake(messages) as intake:
-            command = self._command(await intake.descriptor())
-            columns = await intake.columns()
+        async with self._calls.place(context) as place, self._intake(messages) as intake:
+            with _resting(place):
+                command = self._command(await intake.descriptor())
+                columns = await intake.columns()
             if columns is None:
                 raise InvalidRequest("the upload ended before its schema; send a table of prompts")
             runner = self._runner(command, _call_id(), deadline=None, patient=True)
@@ -116,14 +121,15 @@ class FlightService(grpc.GenericRpcHandler):
             token = self._store.add(table)
             try:
                 await context.write(put_result(ticket_of(token)))
-                await self._upload(intake, table)
+                await self._upload(intake, table, place)
             except BaseException:
                 await self._store.drop(token, "is void: its upload did not end well")
                 raise
 
-    async def _upload(self, intake: Intake, table: Table) -> None:
+    async def _upload(self, intake: Intake, table: Table, place: Place) -> None:
         total = 0
-        async for received in intake.batches():
+        batches = intake.batches()
+        while (received := await self._next_batch(batches, place)) is not None:
             size = received.size + _BATCH_OVERHEAD_BYTES
             total += size
             if total > self._limits.message_bytes:
@@ -135,14 +141,28 @@ class FlightService(grpc.GenericRpcHandler):
             await table.add(received.batch, size)
         await table.end_upload()
 
+    async def _next_batch(self, batches: AsyncIterator[Received], place: Place) -> Received | None:
+        """None after the last. DeadlineExceeded where none comes for too long."""
+        limit = self._limits.upload_stall_s
+        # A drain may cut an upload between two batches: once it has begun, nobody may come for the table.
+        with _resting(place):
+            try:
+                async with asyncio.timeout(limit):
+                    return await anext(batches, None)
+            except TimeoutError:
+                raise DeadlineExceeded(
+                    f"the upload brought no batch for {limit:g} s; upload the table again, without such pauses"
+                ) from None
+
     async def _do_get(self, ticket: bytes, context: Context) -> None:
-        async with self._calls.place(context):
+        async with self._calls.place(context) as place:
             token = read_ticket(_ticket_bytes(ticket))
             table = self._store.claim(token)
             why = "was used: its results were fetched, in whole or in part, and are given out once"
+            rest = partial(setattr, place, "resting")
             try:
                 await context.write(outgoing.schema_bytes())
-                async for rows in table.results(max_bytes=self._limits.output_bytes):
+                async for rows in table.results(max_bytes=self._limits.output_bytes, on_starved=rest):
                     # On a worker thread, for one prompt's results may be far larger than a batch of others.
                     await context.write(await asyncio.to_thread(outgoing.rows_message, rows))
             finally:
@@ -217,6 +237,16 @@ class _Serializable(Protocol):
 
 def _serialized(message: _Serializable) -> bytes:
     return message.serialize()
+
+
+@contextmanager
+def _resting(place: Place) -> Iterator[None]:
+    """While the call waits for its client to send something."""
+    place.resting = True
+    try:
+        yield
+    finally:
+        place.resting = False
 
 
 def _ticket_bytes(serialized: bytes) -> bytes:

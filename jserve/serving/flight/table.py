@@ -17,7 +17,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from jserve.errors import Cancelled, JserveError
+from jserve.errors import JserveError
 from jserve.request import Delta, TokenLogprob
 from jserve.serving.flight import outgoing
 from jserve.serving.flight.batch import Row, Rows
@@ -51,9 +51,13 @@ class Table:
         self._results: dict[int, _Result] = {}
         self._held_bytes = 0
         """Of results, and of parts of them."""
+        self._fetched = 0
+        """Prompts whose results were given out."""
         self._computed = False
         self._failure: JserveError | None = None
         self.touched_at = clock()
+        self.given_at: float | None = None
+        """When the results were given out that the fetch still writes; None while it waits for more."""
         self.input_bytes = 0
         """Messages kept for rows that have not begun."""
         self.total_rows = 0
@@ -75,46 +79,54 @@ class Table:
         await self._touch()
 
     async def compute(self) -> None:
-        """Run every row. Cancelling it cancels what runs."""
-        self._failure = Cancelled("the table was dropped before all of it was computed")
+        """Run every row. Cancelling it cancels what runs; ``discard`` must follow."""
         try:
             await self._runner.run(self._next_rows(), self._take)
-            self._failure = None
         except Exception as error:
             self._failure = public(error)
-        finally:
-            self._computed = True
-            await self._touch()
+        self._computed = True
+        await self._touch()
 
-    async def results(self, max_bytes: int) -> AsyncIterator[outgoing.Rows]:
+    async def discard(self, error: JserveError) -> None:
+        """Hold nothing any more. What is computed of it must have ended; a fetch under way ends with ``error``."""
+        self._batches.clear()
+        self._parts.clear()
+        self._results.clear()
+        self.input_bytes = self._held_bytes = 0
+        self._computed, self._failure = True, error
+        await self._touch()
+
+    async def results(self, max_bytes: int, *, on_starved: Callable[[bool], None]) -> AsyncIterator[outgoing.Rows]:
         """Each prompt's choices, in the order of the prompts, as soon as they and all before them are done.
 
-        Each item is what is ready, of at most ``max_bytes`` or one prompt. Raises what ended the computing early,
-        after the results before it.
+        Each item is what is ready, of at most ``max_bytes`` or one prompt. ``on_starved`` hears whether the fetch
+        waits for nothing but more of the upload. Raises what ended the computing early, after the results before it.
         """
-        number = 0
         while True:
             async with self._changed:
-                await self._changed.wait_for(partial(self._is_done, number))
+                await self._changed.wait_for(partial(self._is_next_done, on_starved))
                 ready: list[tuple[str, Delta]] = []
                 size = 0
-                while (result := self._results.get(number)) is not None:
+                while (result := self._results.get(self._fetched)) is not None:
                     if ready and size + result.size > max_bytes:
                         break
-                    del self._results[number]
-                    number += 1
+                    del self._results[self._fetched]
+                    self._fetched += 1
                     ready += result.rows
                     size += result.size
                 self._held_bytes -= size
                 self._changed.notify_all()
             if not ready:
                 break
+            self.given_at = self._clock()
             yield ready
+            self.given_at = None
         if self._failure is not None:
             raise self._failure
 
-    def _is_done(self, number: int) -> bool:
-        return number in self._results or self._computed
+    def _is_next_done(self, on_starved: Callable[[bool], None]) -> bool:
+        on_starved(self._uploading and self._fetched == self.total_rows)
+        return self._fetched in self._results or self._computed
 
     async def _next_rows(self) -> AsyncIterator[Row]:
         while True:

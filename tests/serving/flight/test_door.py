@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pyarrow as pa
 import pytest
 from pyarrow import flight
@@ -23,6 +24,7 @@ from jserve.serving.loop import LoopThread
 from jserve.testing.fake_engine import FakeEngine, fake_token
 from jserve.testing.fake_server import fake_frontend, fake_server
 from jserve.wire.columns import OUTPUT
+from jserve.wire.flight import FLIGHT_SERVICE
 
 Serve = Callable[..., Any]
 
@@ -250,6 +252,35 @@ def test_running_calls_end_within_the_grace_and_new_ones_are_refused(serve: Serv
     assert time.monotonic() - start < 5
     with pytest.raises(flight.FlightUnavailableError):
         idle_reader.read_all()
+
+
+def test_calls_that_wait_for_their_client_do_not_hold_up_a_drain(serve: Serve) -> None:
+    """Calls that sent nothing yet, an upload, and the fetch of what that has not brought."""
+    served = serve()
+    batch = pa.record_batch({"prompt": ["hi"], "max_tokens": [1]})
+    silent = [grpc.insecure_channel(served.location.removeprefix("grpc://")) for _ in range(2)]
+    done = threading.Event()
+    calls = [
+        channel.stream_stream(f"/{FLIGHT_SERVICE}/{method}")(iter(done.wait, True))
+        for channel, method in zip(silent, ("DoExchange", "DoPut"), strict=True)
+    ]
+    writer, answers = served.client.do_put(GENERATE, batch.schema)
+    ticket = answers.read().to_pybytes()
+    writer.write_batch(batch)
+    reader = served.client.do_get(flight.Ticket(ticket))
+    assert reader.read_chunk().data.num_rows == 1
+    wait_for(lambda: len(served.door._calls._places) == 4)
+    start = time.monotonic()
+    served.door.stop(10.0)
+    assert time.monotonic() - start < 5
+    with pytest.raises(flight.FlightUnavailableError):
+        reader.read_chunk()
+    done.set()
+    for call, channel in zip(calls, silent, strict=True):
+        with pytest.raises(grpc.RpcError) as caught:
+            list(call)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        channel.close()
 
 
 def test_what_runs_past_the_grace_is_cut(serve: Serve) -> None:

@@ -161,6 +161,40 @@ def test_a_table_in_work_does_not_expire(serve: Serve) -> None:
     assert len(get(served.client, ticket)) == 12
 
 
+def test_an_upload_that_brings_nothing_gives_its_table_up(serve: Serve) -> None:
+    served = serve(limits={"upload_stall_s": 0.3, "max_tables": 1})
+    table = pa.table({"prompt": ["a"], "max_tokens": [1]})
+    writer, answers = served.client.do_put(GENERATE, table.schema)
+    ticket = answers.read().to_pybytes()
+    for _ in range(3):
+        writer.write_table(table)
+        time.sleep(0.15)
+    with pytest.raises(flight.FlightUnavailableError, match="1 tables wait to be fetched"):
+        put(served.client, table)
+    wait_for(lambda: not len(served.door._store))
+    with pytest.raises(flight.FlightError, match="this ticket is void"):
+        get(served.client, ticket)
+    assert len(get(served.client, put(served.client, table))) == 1
+    with pytest.raises(flight.FlightError, match=r"the upload brought no batch for 0\.3 s") as caught:
+        writer.close()
+    assert code(caught) == "JS-REQ-07"
+
+
+def test_a_fetch_that_reads_nothing_gives_its_table_up(serve: Serve) -> None:
+    served = serve(
+        engine={"tokens_per_dispatch": 500, "max_model_len": 4096}, limits={"table_ttl_s": 0.4, "max_tables": 1}
+    )
+    rows = 40
+    columns = {"prompt": ["a"] * rows, "max_tokens": [2000] * rows, "logprobs": [20] * rows}
+    ticket = put(served.client, pa.table(columns))
+    reader = served.client.do_get(flight.Ticket(ticket))
+    wait_for(lambda: not len(served.door._store), timeout=10.0)
+    with pytest.raises(flight.FlightError, match=r"has expired: for 0\.4 s its client reads nothing") as caught:
+        reader.read_all()
+    assert code(caught) == "JS-REQ-04"
+    assert len(get(served.client, put(served.client, pa.table({"prompt": ["a"], "max_tokens": [1]})))) == 1
+
+
 def test_only_so_many_tables_wait(serve: Serve) -> None:
     served = serve(limits={"max_tables": 2})
     table = pa.table({"prompt": ["a"], "max_tokens": [1]})
@@ -273,6 +307,18 @@ def test_a_table_is_described_and_cancelled(serve: Serve) -> None:
     wait_for(lambda: served.frontend.live == 0)
     with pytest.raises(flight.FlightError, match="this ticket was cancelled"):
         get(served.client, ticket)
+
+
+def test_a_table_that_is_cancelled_ends_its_fetch(serve: Serve) -> None:
+    served = serve(engine={"token_delay_s": 0.02})
+    ticket = put(served.client, pa.table({"prompt": ["a", "b"], "max_tokens": [1, 400]}))
+    reader = served.client.do_get(flight.Ticket(ticket))
+    assert reader.read_chunk().data.column("id").to_pylist() == ["0"]
+    info = served.client.get_flight_info(flight.FlightDescriptor.for_command(ticket))
+    list(served.client.do_action(flight.Action("CancelFlightInfo", flight.Ticket(info.serialize()).serialize())))
+    with pytest.raises(flight.FlightError, match="this ticket was cancelled") as caught:
+        reader.read_chunk()
+    assert code(caught) == "JS-REQ-04"
 
 
 def test_an_empty_table_gives_an_empty_table(serve: Serve) -> None:
