@@ -33,7 +33,7 @@ _DESCRIPTIONS = {
     "version": "Versions of jserve and of what it stands on.",
     "list_models": "What is served; one result a model.",
     "cancel": 'Body {"request_id": ID}: ends a DoExchange\'s rows. ID is the "call" in the metadata of its first '
-    "batch, or that and a row: CALL-ROW.",
+    "batch: its rows end, also those that have not begun. Or that and the number of a row that has begun: CALL-ROW.",
     "CancelFlightInfo": "Drops an uploaded table; the info comes from GetFlightInfo with the ticket as command.",
 }
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
 
-from jserve.errors import Draining, JserveError, QueueFull, RequestError
+from jserve.errors import Cancelled, Draining, JserveError, QueueFull, RequestError
 from jserve.request import Delta, FinishReason, Timings, Usage
 from jserve.serving.flight.batch import Row
 from jserve.serving.frontend import Frontend
@@ -44,13 +44,17 @@ class RowRunner:
         self._admitted = patient
         self._slots = asyncio.Semaphore(width)
         self._streams: dict[int, Stream] = {}
-        self._opening = False
+        self._opening: int | None = None
+        """The row whose turn it is, until it runs."""
+        self._unwanted: int | None = None
+        """The opening row, where it is cancelled."""
+        self._cancelled = False
         self._on_idle: Callable[[], None] = lambda: None
 
     @property
     def idle(self) -> bool:
         """No row runs or is about to."""
-        return not self._streams and not self._opening
+        return not self._streams and self._opening is None
 
     def on_idle(self, callback: Callable[[], None]) -> None:
         """Call this whenever the last row that runs has ended."""
@@ -68,7 +72,7 @@ class RowRunner:
         refusal: RequestError | None = None
         async with asyncio.TaskGroup() as tasks:
             async for row in rows:
-                self._opening = True
+                self._opening = row.number
                 await self._slots.acquire()
                 try:
                     stream = await self._open(row)
@@ -81,26 +85,39 @@ class RowRunner:
                 else:
                     self._streams[row.number] = stream
                     tasks.create_task(self._pump(row, stream, sink))
-                self._opening = False
+                self._opening = None
                 # A row that fails at once waits for nothing; 65,000 of them would keep everybody else waiting.
                 await asyncio.sleep(0)
         if refusal is not None:
             raise refusal
 
     def cancel(self, number: int | None = None) -> bool:
-        """End one row, or all that run now, with finish_reason cancelled. False where none did."""
-        numbers = list(self._streams) if number is None else [number]
-        streams = [self._streams[number] for number in numbers if number in self._streams]
-        for stream in streams:
-            stream.cancel()
-        return bool(streams)
+        """End one row, or the call's rows: those that run, and each that comes later, with finish_reason cancelled.
+
+        False where the one row neither runs nor is about to.
+        """
+        if number is None:
+            self._cancelled = True
+            for stream in self._streams.values():
+                stream.cancel()
+            return True
+        if number in self._streams:
+            self._streams[number].cancel()
+            return True
+        if number == self._opening:
+            self._unwanted = number
+            return True
+        return False
+
+    def _is_cancelled(self, row: Row) -> bool:
+        return self._cancelled or row.number == self._unwanted
 
     async def _open(self, row: Row) -> Stream | JserveError:
         """The row's stream, or why it has none. Raises QueueFull and Draining, which are the call's."""
         if row.error is not None:
             return row.error
         pause, longest = _RETRY_S
-        while True:
+        while not self._is_cancelled(row):
             try:
                 stream = await self._frontend.open(
                     row.prompt,
@@ -118,9 +135,12 @@ class RowRunner:
                 return public(error)
             else:
                 self._admitted = True
+                if self._is_cancelled(row):
+                    stream.cancel()
                 return stream
             await asyncio.sleep(pause)
             pause = min(2 * pause, longest)
+        return Cancelled("the request was cancelled")
 
     async def _pump(self, row: Row, stream: Stream, sink: Sink) -> None:
         try:
@@ -139,7 +159,7 @@ def _failed(row: Row, error: JserveError) -> Delta:
     return Delta(
         request_id=row.id,
         index=0,
-        finish_reason=FinishReason.ERROR,
+        finish_reason=FinishReason.CANCELLED if isinstance(error, Cancelled) else FinishReason.ERROR,
         error=error.message,
         error_code=error.code,
         usage=Usage(prompt_tokens=0, output_tokens=0),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,7 +16,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
-from jserve.testing.fake_engine import fake_logprob, fake_token
+from jserve.request import Delta, FinishReason, SamplingParams
+from jserve.serving.flight.batch import Row
+from jserve.serving.flight.rows import RowRunner
+from jserve.testing.fake_engine import FakeEngine, fake_logprob, fake_token
+from jserve.testing.fake_server import fake_frontend
 
 Serve = Callable[..., Any]
 
@@ -430,15 +435,15 @@ def test_a_deadline_ends_the_work(serve: Serve) -> None:
     wait_for(lambda: served.engine.live == 0)
 
 
+def cancelled(served: Any, request_id: str) -> bool:
+    (result,) = served.client.do_action(flight.Action("cancel", json.dumps({"request_id": request_id}).encode()))
+    answer: bool = json.loads(result.body.to_pybytes())["cancelled"]
+    return answer
+
+
 def test_rows_are_cancelled_by_their_request_id(serve: Serve) -> None:
     served = serve(engine={"token_delay_s": 0.01})
     writer, reader = served.client.do_exchange(flight.FlightDescriptor.for_path("generate"))
-
-    def cancel(request_id: str) -> bool:
-        (result,) = served.client.do_action(flight.Action("cancel", json.dumps({"request_id": request_id}).encode()))
-        answer: bool = json.loads(result.body.to_pybytes())["cancelled"]
-        return answer
-
     with writer:
         batch = pa.record_batch({"prompt": ["a", "b", "c"]})
         writer.begin(batch.schema)
@@ -446,18 +451,83 @@ def test_rows_are_cancelled_by_their_request_id(serve: Serve) -> None:
         chunk = reader.read_chunk()
         call = json.loads(chunk.app_metadata.to_pybytes())["call"]
         rows = chunk.data.to_pylist()
-        assert cancel(f"{call}-1")
+        assert cancelled(served, f"{call}-1")
         while "1" not in ends(rows):
             rows += reader.read_chunk().data.to_pylist()
         assert set(ends(rows)) == {"1"}
         assert (ends(rows)["1"]["finish_reason"], ends(rows)["1"]["error_code"]) == ("cancelled", "JS-REQ-08")
-        assert not cancel(f"{call}-1")
-        assert not cancel(f"{call}-77")
-        assert not cancel("flight-0000-1")
-        assert cancel(call)
+        assert not cancelled(served, f"{call}-1")
+        assert not cancelled(served, f"{call}-77")
+        assert not cancelled(served, "flight-0000-1")
+        assert cancelled(served, call)
         writer.done_writing()
         rows += reader.read_all().to_pylist()
     assert {end["finish_reason"] for end in ends(rows).values()} == {"cancelled"}
+
+
+def test_cancelling_a_call_ends_the_rows_that_have_not_begun_too(serve: Serve) -> None:
+    served = serve(engine={"token_delay_s": 0.01, "max_num_seqs": 2}, limits={"rows_in_flight": 4})
+    batch = pa.record_batch({"prompt": ["a"] * 200})
+    writer, reader = served.client.do_exchange(flight.FlightDescriptor.for_path("generate"))
+    with writer:
+        writer.begin(batch.schema)
+        writer.write_batch(batch)
+        chunk = reader.read_chunk()
+        call = json.loads(chunk.app_metadata.to_pybytes())["call"]
+        assert cancelled(served, call)
+        # What comes after it belongs to the same call.
+        writer.write_batch(batch.slice(0, 10))
+        writer.done_writing()
+        rows = chunk.data.to_pylist() + reader.read_all().to_pylist()
+    last = ends(rows)
+    assert sorted(map(int, last)) == list(range(210))
+    assert {(row["finish_reason"], row["error_code"]) for row in last.values()} == {("cancelled", "JS-REQ-08")}
+    assert len(served.engine.submitted) <= 5
+
+
+def test_a_row_is_cancelled_while_it_waits_for_the_engine(serve: Serve) -> None:
+    served = serve(engine={"max_num_seqs": 1, "max_queue": 1})
+    served.engine.pause()
+    # The first row fails at once, and so tells the call's id.
+    batch = pa.record_batch({"prompt": [None, "a", "b", "c"], "max_tokens": [3] * 4})
+    writer, reader = served.client.do_exchange(flight.FlightDescriptor.for_path("generate"))
+    with writer:
+        writer.begin(batch.schema)
+        writer.write_batch(batch)
+        writer.done_writing()
+        call = json.loads(reader.read_chunk().app_metadata.to_pybytes())["call"]
+        (runner,) = served.door._service._runners.values()
+        wait_for(lambda: runner._opening == 2 and len(served.engine.submitted) == 1)
+        assert not cancelled(served, f"{call}-3")
+        assert cancelled(served, f"{call}-2")
+        (row,) = reader.read_chunk().data.to_pylist()
+        assert (row["id"], row["finish_reason"], row["error_code"]) == ("2", "cancelled", "JS-REQ-08")
+        served.engine.resume()
+        last = ends(reader.read_all().to_pylist())
+    assert {row_id: row["finish_reason"] for row_id, row in last.items()} == {"1": "length", "3": "length"}
+
+
+async def test_a_row_that_is_cancelled_while_it_opens_never_runs() -> None:
+    with FakeEngine() as engine:
+        engine.pause()
+        frontend = fake_frontend(engine)
+        runner = RowRunner(frontend, call_id="call", model="", width=1, deadline=None, patient=True)
+        made: list[Delta] = []
+
+        async def rows() -> AsyncIterator[Row]:
+            yield Row(number=0, id="0", prompt="a", params=SamplingParams(max_tokens=3))
+
+        async def sink(row: Row, deltas: Sequence[Delta]) -> None:
+            made.extend(deltas)
+
+        running = asyncio.create_task(runner.run(rows(), sink))
+        while runner.idle:
+            await asyncio.sleep(0)
+        assert engine.submitted == []
+        assert runner.cancel(0)
+        await running
+        assert [delta.finish_reason for delta in made] == [FinishReason.CANCELLED]
+        await asyncio.to_thread(frontend.close)
 
 
 def test_output_is_split_for_small_clients(serve: Serve) -> None:
