@@ -7,9 +7,9 @@ import contextlib
 import threading
 from collections.abc import Callable, Sequence
 
-from jserve.request import TokenDelta
+from jserve.request import Delta, TokenDelta
 
-__all__ = ["Outbox"]
+__all__ = ["Outbox", "delta_bytes", "token_bytes"]
 
 # What a waiting delta costs in memory, in bytes, as measured: a bound on the sum is a bound on memory.
 DELTA_BYTES = 240
@@ -41,7 +41,7 @@ class Outbox:
         """Add deltas. Call ``wake`` afterwards, with no lock held that a consumer may want."""
         with self._changed:
             self._deltas.extend(deltas)
-            self._size += sum(map(_bytes, deltas))
+            self._size += sum(map(delta_bytes, deltas))
 
     def take(self) -> list[TokenDelta]:
         """All that waits, removed."""
@@ -107,8 +107,14 @@ def _resolve(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-def _bytes(delta: TokenDelta) -> int:
-    size = DELTA_BYTES + TOKEN_BYTES * len(delta.token_ids)
+def delta_bytes(delta: TokenDelta | Delta) -> int:
+    """Bytes of memory that a delta takes besides its text, about."""
+    return DELTA_BYTES + token_bytes(delta)
+
+
+def token_bytes(delta: TokenDelta | Delta) -> int:
+    """The part of ``delta_bytes`` that its tokens and their logprobs take."""
+    size = TOKEN_BYTES * len(delta.token_ids)
     for logprob in delta.logprobs or ():
         size += LOGPROB_BYTES + TOP_LOGPROB_BYTES * len(logprob.top)
     return size

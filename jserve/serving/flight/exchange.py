@@ -114,14 +114,15 @@ class Exchange:
         await self._outbox.close()
 
     async def _next_rows(self) -> AsyncIterator[Row]:
-        while taken := await self._waiting.take(max_bytes=0):
+        while taken := await self._waiting.take(0):
             for row in taken:
                 yield row
 
     async def _sink(self, row: Row, deltas: Sequence[Delta]) -> None:
         for delta in deltas:
             for piece in outgoing.pieces(row.id, delta, self._limits.output_bytes):
-                await self._outbox.put((row.id, piece), outgoing.row_bytes(row.id, piece))
+                weight = outgoing.message_bytes(row.id, piece)
+                await self._outbox.put((row.id, piece), outgoing.held_bytes(piece), weight=weight)
 
     async def _write(self) -> None:
         """All rows that are there in one batch, as often as the client takes one."""

@@ -33,7 +33,7 @@ class FlightLimits:
     waiting_bytes: int = 16 * MIB
     """Rows read and not yet given to the engine: a client may write so much before it reads anything."""
     outbox_bytes: int = 4 * MIB
-    """Deltas made and not yet written."""
+    """Deltas made and not yet written, as they lie in memory."""
     output_bytes: int = MIB // 4
     """Size at which an outgoing batch is cut: many clients keep gRPC's limit of 4 MiB, and it is made on the loop."""
     stall_s: float = 60.0
@@ -45,8 +45,10 @@ class FlightLimits:
     """Tables kept at once, in the whole server."""
     tables_bytes: int = 512 * MIB
     """Uploaded prompts kept at once, in the whole server."""
-    table_window_bytes: int = 16 * MIB
-    """Results of one table at which it begins no more rows until some are fetched."""
+    table_window_bytes: int = 64 * MIB
+    """Results of one table, as they lie in memory, at which it begins no more rows until some are fetched."""
+    results_bytes: int = 512 * MIB
+    """The same of all tables together, in the whole server. A table of which nothing is held goes on all the same."""
     table_ttl_s: float = 600.0
     """How long an uploaded table is kept when nothing happens to it, or when who fetches it reads nothing."""
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from jserve.request import Delta, TokenLogprob
+from jserve.serving.outbox import delta_bytes
 from jserve.wire.columns import OUTPUT, deltas_to_batch
 from jserve.wire.ipc import batch_message, schema_message
 
-__all__ = ["Rows", "pieces", "row_bytes", "rows_message", "schema_bytes"]
+__all__ = ["Rows", "held_bytes", "message_bytes", "pieces", "rows_message", "schema_bytes"]
 
 Rows = Sequence[tuple[str, Delta]]
 """Each delta with its row's id."""
@@ -24,7 +26,17 @@ _LOGPROB_BYTES = 12
 _TOP_BYTES = 8
 
 
-def row_bytes(row_id: str, delta: Delta) -> int:
+_END_BYTES = 300
+"""What usage and timings take in memory, as measured."""
+
+
+def held_bytes(delta: Delta) -> int:
+    """What a row takes in memory, about: with logprobs 16 times what it takes in a message."""
+    text = sys.getsizeof(delta.text) + len(delta.error or "")
+    return delta_bytes(delta) + text + (0 if delta.usage is None else _END_BYTES)
+
+
+def message_bytes(row_id: str, delta: Delta) -> int:
     """What a row takes in a message, at most (text: 4 bytes a character)."""
     text = len(row_id) + len(delta.text) + len(delta.error or "")
     return _FIXED_BYTES + 4 * text + _TOKEN_BYTES * len(delta.token_ids) + _logprob_bytes(delta.logprobs or ())
@@ -39,7 +51,7 @@ def pieces(row_id: str, delta: Delta, max_bytes: int) -> Iterator[Delta]:
 
     What tells the end (finish_reason, error, usage, timings) stands on the last one.
     """
-    size = row_bytes(row_id, delta)
+    size = message_bytes(row_id, delta)
     count = -(-size // max(max_bytes - 2 * _FIXED_BYTES, 1))
     if size <= max_bytes:
         yield delta

@@ -21,7 +21,7 @@ class BoundedQueue(Generic[T]):
     def __init__(self, *, max_bytes: int, max_items: int, clock: Callable[[], float]) -> None:
         self._max_bytes, self._max_items = max_bytes, max_items
         self._clock = clock
-        self._items: deque[tuple[T, int]] = deque()
+        self._items: deque[tuple[T, int, int]] = deque()
         self._bytes = 0
         self._closed = False
         self._changed = asyncio.Condition()
@@ -32,8 +32,11 @@ class BoundedQueue(Generic[T]):
     def __len__(self) -> int:
         return len(self._items)
 
-    async def put(self, item: T, size: int) -> None:
-        """Wait for room, then append. After ``close`` the item is dropped: nobody will take it."""
+    async def put(self, item: T, size: int, *, weight: int | None = None) -> None:
+        """Wait for room, then append. After ``close`` the item is dropped: nobody will take it.
+
+        ``size`` counts in the queue's bound, ``weight`` in that of a take; by default it is the size.
+        """
         async with self._changed:
             self.blocked += 1
             try:
@@ -44,20 +47,20 @@ class BoundedQueue(Generic[T]):
                 return
             if not self._items:
                 self.taken_at = self._clock()
-            self._items.append((item, size))
+            self._items.append((item, size, size if weight is None else weight))
             self._bytes += size
             self._changed.notify_all()
 
-    async def take(self, max_bytes: int) -> list[T]:
-        """Wait for something, then take as much as fits in ``max_bytes``, at least one item; [] after the end."""
+    async def take(self, max_weight: int) -> list[T]:
+        """Wait for something, then take as much as fits in ``max_weight``, at least one item; [] after the end."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._closed or self._items)
             taken: list[T] = []
-            left = max_bytes
-            while self._items and (not taken or self._items[0][1] <= left):
-                item, size = self._items.popleft()
+            left = max_weight
+            while self._items and (not taken or self._items[0][2] <= left):
+                item, size, weight = self._items.popleft()
                 taken.append(item)
-                left -= size
+                left -= weight
                 self._bytes -= size
             self.taken_at = self._clock()
             self._changed.notify_all()

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from jserve.errors import NotFound, QueueFull
+from jserve.serving.flight.budget import ResultsBudget
 from jserve.serving.flight.limits import FlightLimits
 from jserve.serving.flight.table import Table
 
@@ -33,6 +34,8 @@ class ResultStore:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._fetching: set[str] = set()
         self._gone: OrderedDict[str, str] = OrderedDict()
+        self.budget = ResultsBudget(limits.results_bytes)
+        """Of the tables' results; every table that is added must count in it."""
 
     def __len__(self) -> int:
         return len(self._tables)

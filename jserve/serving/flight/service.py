@@ -117,7 +117,13 @@ class FlightService(grpc.GenericRpcHandler):
                 raise InvalidRequest("the upload ended before its schema; send a table of prompts")
             runner = self._runner(command, _call_id(), deadline=None, patient=True)
             rows = Rows(columns, defaults=command.defaults)
-            table = Table(runner, rows, window_bytes=self._limits.table_window_bytes, clock=time.monotonic)
+            table = Table(
+                runner,
+                rows,
+                window_bytes=self._limits.table_window_bytes,
+                budget=self._store.budget,
+                clock=time.monotonic,
+            )
             token = self._store.add(table)
             try:
                 await context.write(put_result(ticket_of(token)))

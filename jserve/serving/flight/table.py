@@ -3,13 +3,15 @@
     DoPut -> batches -> RowRunner -> finished rows -> DoGet, in the order of the prompts
 
 It is computed in the background, from the first batch on. When as many results are held as the table's window
-allows, it begins no more rows until some are fetched.
+allows, or all tables together may, it begins no more rows until some are fetched. The row that a fetch waits for is
+never held up by that.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -21,8 +23,10 @@ from jserve.errors import JserveError
 from jserve.request import Delta, TokenLogprob
 from jserve.serving.flight import outgoing
 from jserve.serving.flight.batch import Row, Rows
+from jserve.serving.flight.budget import ResultsBudget
 from jserve.serving.flight.rows import RowRunner
 from jserve.serving.incident import public
+from jserve.serving.outbox import token_bytes
 
 __all__ = ["Table"]
 
@@ -33,16 +37,26 @@ class _Result:
 
     rows: list[tuple[str, Delta]]
     size: int
-    """What it counts in the table's window."""
+    """Bytes in a message."""
+    held: int
+    """Bytes in memory."""
+
+    @classmethod
+    def of(cls, rows: list[tuple[str, Delta]]) -> _Result:
+        size = sum(outgoing.message_bytes(row_id, delta) for row_id, delta in rows)
+        return cls(rows=rows, size=size, held=sum(outgoing.held_bytes(delta) for _, delta in rows))
 
 
 class Table:
     """Belongs to its event loop. ``touched_at`` is when something last happened to it, in monotonic seconds."""
 
-    def __init__(self, runner: RowRunner, rows: Rows, *, window_bytes: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, runner: RowRunner, rows: Rows, *, window_bytes: int, budget: ResultsBudget, clock: Callable[[], float]
+    ) -> None:
         self._runner = runner
         self._rows = rows
         self._window_bytes = window_bytes
+        self._budget = budget
         self._clock = clock
         self._changed = asyncio.Condition()
         self._batches: deque[tuple[pa.RecordBatch, int]] = deque()
@@ -50,7 +64,9 @@ class Table:
         self._parts: dict[int, _Parts] = {}
         self._results: dict[int, _Result] = {}
         self._held_bytes = 0
-        """Of results, and of parts of them."""
+        """Of results, and of parts of them, in memory."""
+        self._begun = 0
+        """Prompts given to the runner."""
         self._fetched = 0
         """Prompts whose results were given out."""
         self._computed = False
@@ -92,8 +108,9 @@ class Table:
         self._batches.clear()
         self._parts.clear()
         self._results.clear()
-        self.input_bytes = self._held_bytes = 0
+        self.input_bytes = 0
         self._computed, self._failure = True, error
+        await self._hold(-self._held_bytes)
         await self._touch()
 
     async def results(self, max_bytes: int, *, on_starved: Callable[[bool], None]) -> AsyncIterator[outgoing.Rows]:
@@ -106,7 +123,7 @@ class Table:
             async with self._changed:
                 await self._changed.wait_for(partial(self._is_next_done, on_starved))
                 ready: list[tuple[str, Delta]] = []
-                size = 0
+                size = held = 0
                 while (result := self._results.get(self._fetched)) is not None:
                     if ready and size + result.size > max_bytes:
                         break
@@ -114,8 +131,9 @@ class Table:
                     self._fetched += 1
                     ready += result.rows
                     size += result.size
-                self._held_bytes -= size
+                    held += result.held
                 self._changed.notify_all()
+            await self._hold(-held)
             if not ready:
                 break
             self.given_at = self._clock()
@@ -137,66 +155,99 @@ class Table:
                 batch, size = self._batches[0]
             for row in self._rows.of(batch):
                 async with self._changed:
-                    await self._changed.wait_for(lambda: self._held_bytes < self._window_bytes)
+                    await self._changed.wait_for(self._may_begin)
+                self._begun += 1
                 yield row
             self._batches.popleft()
             self.input_bytes -= size
 
+    def _may_begin(self) -> bool:
+        if self._begun == self._fetched:
+            return True
+        if self._budget.full:
+            self._budget.wait(self._notify)
+            return False
+        return self._held_bytes < self._window_bytes
+
     async def _take(self, row: Row, deltas: Sequence[Delta]) -> None:
         parts = self._parts.setdefault(row.number, _Parts(row.id))
-        before = parts.size
+        before = parts.held
         for delta in deltas:
             parts.add(delta)
-        self._held_bytes += parts.size - before
-        if parts.whole:
-            del self._parts[row.number]
-            self._results[row.number] = _Result(rows=parts.joined(), size=parts.size)
-            await self._touch()
+        if not parts.whole:
+            await self._hold(parts.held - before)
+            return
+        del self._parts[row.number]
+        result = self._results[row.number] = _Result.of(parts.joined())
+        await self._hold(result.held - before)
+        await self._touch()
+
+    async def _hold(self, size: int) -> None:
+        """Count ``size`` bytes more of results; less where it is negative."""
+        self._held_bytes += size
+        await self._budget.add(size)
 
     async def _touch(self) -> None:
         self.touched_at = self._clock()
+        await self._notify()
+
+    async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
 
 
 class _Parts:
-    """The deltas of one prompt, choice by choice."""
+    """What came of one prompt so far, choice by choice."""
 
     def __init__(self, row_id: str) -> None:
         self._id = row_id
-        self._choices: dict[int, list[Delta]] = {}
+        self._choices: dict[int, _Choice] = {}
         self._last: Delta | None = None
-        self.size = 0
+        self.held = 0
+        """Bytes in memory."""
 
     @property
     def whole(self) -> bool:
         return self._last is not None
 
     def add(self, delta: Delta) -> None:
-        self._choices.setdefault(delta.index, []).append(delta)
-        self.size += outgoing.row_bytes(self._id, delta)
+        self._choices.setdefault(delta.index, _Choice()).add(delta)
+        self.held += token_bytes(delta) + sys.getsizeof(delta.text)
         if delta.usage is not None:
             self._last = delta
 
     def joined(self) -> list[tuple[str, Delta]]:
         """One delta a choice; usage and timings, which are the prompt's, on the first."""
-        whole = [_join(self._choices[index]) for index in sorted(self._choices)]
+        whole = [self._choices[index].joined() for index in sorted(self._choices)]
         if self._last is not None:
             whole[0] = dataclasses.replace(whole[0], usage=self._last.usage, timings=self._last.timings)
         return [(self._id, delta) for delta in whole]
 
 
-def _join(deltas: Sequence[Delta]) -> Delta:
-    logprobs: list[TokenLogprob] | None = None
-    for delta in deltas:
+class _Choice:
+    """One choice's deltas. Taken apart at once, for a delta with one token is mostly something else."""
+
+    def __init__(self) -> None:
+        self._token_ids: list[int] = []
+        self._text: list[str] = []
+        self._logprobs: list[TokenLogprob] | None = None
+        self._last = Delta(request_id="", index=0)
+
+    def add(self, delta: Delta) -> None:
+        self._token_ids += delta.token_ids
+        self._text.append(delta.text)
         if delta.logprobs is not None:
-            logprobs = logprobs or []
-            logprobs += delta.logprobs
-    return dataclasses.replace(
-        deltas[-1],
-        token_ids=tuple(token for delta in deltas for token in delta.token_ids),
-        text="".join(delta.text for delta in deltas),
-        logprobs=None if logprobs is None else tuple(logprobs),
-        usage=None,
-        timings=None,
-    )
+            if self._logprobs is None:
+                self._logprobs = []
+            self._logprobs += delta.logprobs
+        self._last = delta
+
+    def joined(self) -> Delta:
+        return dataclasses.replace(
+            self._last,
+            token_ids=tuple(self._token_ids),
+            text="".join(self._text),
+            logprobs=None if self._logprobs is None else tuple(self._logprobs),
+            usage=None,
+            timings=None,
+        )

@@ -31,6 +31,16 @@ async def test_items_come_out_in_order_and_as_many_as_fit() -> None:
     assert len(items) == 0
 
 
+async def test_an_item_may_weigh_other_than_its_size_when_it_is_taken() -> None:
+    items = queue(max_bytes=10)
+    await items.put("a", 5, weight=1)
+    await items.put("b", 5, weight=1)
+    waiting = await started(asyncio.create_task(items.put("c", 5, weight=1)))
+    assert not waiting.done()
+    assert await items.take(2) == ["a", "b"]
+    await waiting
+
+
 async def test_put_waits_for_room_in_bytes() -> None:
     items = queue()
     await items.put("a", 6)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
+from jserve.serving.outbox import LOGPROB_BYTES, TOKEN_BYTES, TOP_LOGPROB_BYTES
 from jserve.testing.fake_engine import fake_token
 
 Serve = Callable[..., Any]
@@ -247,7 +248,7 @@ def test_all_tables_together_are_bounded_in_bytes(serve: Serve) -> None:
 
 def test_a_table_pauses_when_its_window_is_full(serve: Serve) -> None:
     served = serve(
-        engine={"max_num_seqs": 4, "tokens_per_dispatch": 8}, limits={"table_window_bytes": 20_000, "rows_in_flight": 4}
+        engine={"max_num_seqs": 4, "tokens_per_dispatch": 8}, limits={"table_window_bytes": 50_000, "rows_in_flight": 4}
     )
     rows = 500
     ticket = put(served.client, pa.table({"prompt": ["hi"] * rows, "max_tokens": [20] * rows}))
@@ -258,6 +259,44 @@ def test_a_table_pauses_when_its_window_is_full(serve: Serve) -> None:
         time.sleep(0.3)
     assert begun < 150
     assert [row["text"] for row in get(served.client, ticket)] == [expected("hi", 20)] * rows
+
+
+def begun(served: Any) -> int:
+    """Wait until no more rows are begun; how many were."""
+    wait_for(lambda: len(served.engine.submitted) > 0)
+    count = -1
+    while count < len(served.engine.submitted) or served.frontend.live:
+        count = len(served.engine.submitted)
+        time.sleep(0.2)
+    return count
+
+
+def test_the_window_counts_what_results_take_in_memory(serve: Serve) -> None:
+    """With logprobs that is 16 times what they take in a message."""
+    window = 1 << 20
+    served = serve(engine={"tokens_per_dispatch": 50}, limits={"table_window_bytes": window, "rows_in_flight": 2})
+    rows = 60
+    columns = {"prompt": ["hi"] * rows, "max_tokens": [50] * rows, "logprobs": [20] * rows}
+    ticket = put(served.client, pa.table(columns))
+    row_bytes = 50 * (TOKEN_BYTES + LOGPROB_BYTES + 20 * TOP_LOGPROB_BYTES)
+    assert window / row_bytes - 1 < begun(served) < window / row_bytes + 2
+    assert len(get(served.client, ticket)) == rows
+
+
+def test_the_results_of_all_tables_together_are_bounded(serve: Serve) -> None:
+    served = serve(engine={"tokens_per_dispatch": 50}, limits={"results_bytes": 1 << 20, "rows_in_flight": 2})
+    rows = 30
+    columns = {"prompt": ["hi"] * rows, "max_tokens": [50] * rows, "logprobs": [20] * rows}
+    tickets = [put(served.client, pa.table(columns)) for _ in range(4)]
+    assert begun(served) < 20
+    # Full or not, what is fetched is computed; and what is fetched or dropped makes room for the others.
+    assert [row["id"] for row in get(served.client, tickets[3])] == [str(i) for i in range(rows)]
+    reader = served.client.do_get(flight.Ticket(tickets[2]))
+    assert reader.read_chunk().data.num_rows > 0
+    reader.cancel()
+    for ticket in tickets[:2]:
+        assert len(get(served.client, ticket)) == rows
+    wait_for(lambda: served.door._store.budget.held == 0)
 
 
 def test_leaving_a_fetch_ends_the_work(serve: Serve) -> None:
