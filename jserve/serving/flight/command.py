@@ -52,7 +52,7 @@ def read_descriptor(serialized: bytes) -> Generate:
     """What a DoExchange or DoPut asks for. Raises InvalidRequest or NotFound that says what there is."""
     descriptor = _parse(serialized)
     if descriptor.descriptor_type is flight.DescriptorType.CMD:
-        fields = read_json(descriptor.command, "the descriptor's command")
+        fields = _command(descriptor)
         model = fields.pop("model", "")
         if not isinstance(model, str):
             raise InvalidRequest("model in the descriptor's command must be a string")
@@ -67,9 +67,9 @@ def read_descriptor(serialized: bytes) -> Generate:
 def read_table(serialized: bytes) -> str | None:
     """The token where a descriptor names an uploaded table, else None."""
     descriptor = _parse(serialized)
-    if descriptor.descriptor_type is flight.DescriptorType.CMD and b'"table"' in descriptor.command:
-        return read_ticket(descriptor.command)
-    return None
+    if descriptor.descriptor_type is not flight.DescriptorType.CMD:
+        return None
+    return read_ticket(descriptor.command) if "table" in _command(descriptor) else None
 
 
 def read_ticket(ticket: bytes) -> str:
@@ -91,6 +91,10 @@ def _parse(serialized: bytes) -> flight.FlightDescriptor:
         return flight.FlightDescriptor.deserialize(serialized)
     except (pa.ArrowException, OSError):
         raise InvalidRequest("the call's descriptor cannot be read") from None
+
+
+def _command(descriptor: flight.FlightDescriptor) -> dict[str, Any]:
+    return read_json(descriptor.command, "the descriptor's command")
 
 
 def read_json(text: bytes, what: str) -> dict[str, Any]:

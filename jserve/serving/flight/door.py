@@ -24,6 +24,9 @@ __all__ = ["FlightDoor"]
 _SWEEP_S = 5.0
 """How often expired tables are looked for, at most."""
 
+_GRPC_BYTES = 2**31 - 1
+"""Largest message that gRPC may be asked for."""
+
 
 class FlightDoor(Door):
     """Arrow Flight on gRPC. ``stop`` drops tables whose results nobody fetched.
@@ -51,7 +54,7 @@ class FlightDoor(Door):
     async def _serve(self) -> grpc.aio.Server:
         # Twice the limit, so that a message over it is mostly still read, and refused in words; beyond that gRPC ends
         # the call by itself. What is sent has no limit: a table's row is never split, however long.
-        options = server_options(max_message_bytes=2 * self._limits.message_bytes)
+        options = server_options(max_message_bytes=min(2 * self._limits.message_bytes, _GRPC_BYTES))
         options["grpc.max_send_message_length"] = -1
         server = grpc.aio.server(options=list(options.items()))
         server.add_generic_rpc_handlers((self._service,))

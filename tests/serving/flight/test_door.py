@@ -17,7 +17,8 @@ import pytest
 from pyarrow import flight
 
 import jserve
-from jserve.config import ServeConfig
+from jserve.client import Client
+from jserve.config import MAX_MESSAGE_MB, ServeConfig
 from jserve.errors import ConfigError
 from jserve.serving.flight.door import FlightDoor
 from jserve.serving.loop import LoopThread
@@ -66,7 +67,17 @@ def test_what_is_served_is_listed_and_described(serve: Serve) -> None:
         assert about["exactly_one_of"] == ["prompt", "token_ids", "messages"]
         assert about["input_columns"]["seed"] == "uint64"
     assert served.client.get_schema(GENERATE).schema == OUTPUT
-    assert served.client.get_schema(flight.FlightDescriptor.for_command(b'{"temperature": 0.5}')).schema == OUTPUT
+    # A ticket's field among the values makes no ticket of a command.
+    for command in (b'{"temperature": 0.5}', b'{"model": "", "stop": ["table"]}'):
+        descriptor = flight.FlightDescriptor.for_command(command)
+        assert served.client.get_schema(descriptor).schema == OUTPUT
+        assert served.client.get_flight_info(descriptor).descriptor.path == [b"generate", b"fake"]
+
+
+def test_a_table_is_known_by_its_field_however_it_is_written(serve: Serve) -> None:
+    escaped = flight.FlightDescriptor.for_command(b'{"t\\u0061ble": "guess"}')
+    with pytest.raises(flight.FlightError, match="this ticket is not known here"):
+        serve().client.get_flight_info(escaped)
 
 
 def test_an_unknown_model_is_not_described(serve: Serve) -> None:
@@ -332,3 +343,13 @@ def test_both_doors_of_a_server() -> None:
     with fake_server(flight_address="127.0.0.1:0") as served, flight.connect(served.addresses.flight) as client:
         wait_for(lambda: act(client, "health") == [{"status": "serving"}])
         assert json.loads(next(client.list_flights()).app_metadata)["model"]["name"] == "fake"
+
+
+def test_both_doors_open_with_the_largest_message() -> None:
+    with (
+        fake_server(flight_address="127.0.0.1:0", max_message_mb=MAX_MESSAGE_MB) as served,
+        flight.connect(served.addresses.flight) as client,
+        Client(served.grpc) as other,
+    ):
+        assert act(client, "version")[0]["jserve"] == jserve.__version__
+        assert [model.name for model in other.models()] == ["fake"]
