@@ -7,6 +7,7 @@ The first part sends a whole table and gets a whole table. The second streams ro
 Flight client can, and prints each answer when it is whole. A row that fails says why and leaves the others alone.
 """
 
+import json
 import sys
 
 import pyarrow as pa
@@ -48,10 +49,11 @@ def stream_rows(address: str) -> None:
             writer.write_batch(prompts)
             writer.done_writing()
             for chunk in reader:
-                for row in chunk.data.select(["id", "text", "finish_reason"]).to_pylist():
-                    texts[row["id"]] = texts.get(row["id"], "") + row["text"]
+                for row in chunk.data.select(["id", "text", "finish_reason", "error"]).to_pylist():
+                    # A row that failed before it said anything has no text.
+                    texts[row["id"]] = texts.get(row["id"], "") + (row["text"] or "")
                     if row["finish_reason"] is not None:
-                        print(f"row {row['id']}: {texts[row['id']]!r}")
+                        print(f"row {row['id']}: {row['error'] or texts[row['id']]!r} [{row['finish_reason']}]")
 
 
 def main() -> int:
@@ -62,6 +64,11 @@ def main() -> int:
     except JserveError as error:
         print(f"error {error.code}: {error}", file=sys.stderr)
         return error.exit_status
+    except (flight.FlightError, pa.ArrowException) as error:
+        # What plain pyarrow raises. Where jserve refused the call, extra_info has its code and words as JSON.
+        info = json.loads(getattr(error, "extra_info", b"") or "{}")
+        print(f"error {info.get('code', 'of Flight')}: {info.get('message', error)}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -1,5 +1,6 @@
 """Every example runs, and prints what it says it prints."""
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jserve.testing.fake_engine import FakeEngine
+from jserve.testing.fake_engine import FakeEngine, fake_token
 from jserve.testing.fake_server import fake_server
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -29,6 +30,10 @@ def server():
         yield server
 
 
+def _said(prompt, tokens):
+    return "".join(chr(fake_token(prompt.encode(), 0, i)) for i in range(tokens))
+
+
 def test_every_example_is_run_here():
     source = Path(__file__).read_text(encoding="utf-8")
     assert all(f'"{path.name}"' in source for path in EXAMPLES.glob("*.py"))
@@ -44,7 +49,43 @@ def test_grpc_stream(server, tmp_path):
 def test_flight_table(server, tmp_path):
     done = _run("flight_table.py", server.addresses.flight, cache=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout
+    lines = done.stdout.splitlines()
+    assert lines[:3] == [
+        f"gravity: {_said('Gravity is', 24)!r} [length]",
+        f"colours: {_said('Three colours are', 16)!r} [length]",
+        "nothing: 'exactly one of prompt, token_ids, messages must be set; the row has none' [error]",
+    ]
+    # Rows of a stream end in any order.
+    assert sorted(lines[3:]) == [
+        f"row 0: {_said('The sky is', 16)!r} [length]",
+        f"row 1: {_said('The sea is', 16)!r} [length]",
+    ]
+
+
+def test_flight_table_where_every_row_fails(tmp_path):
+    with fake_server(FakeEngine(max_model_len=16), flight_address="127.0.0.1:0") as server:
+        done = _run("flight_table.py", server.addresses.flight, cache=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.partition(":")[0] for line in lines[:3]] == ["gravity", "colours", "nothing"]
+    assert sorted(lines[3:]) == [
+        f"row {i}: 'max_tokens is 16; after a prompt of 10 tokens 6 fit in the limit of 16' [error]" for i in range(2)
+    ]
+
+
+def test_flight_table_says_why_flight_refused_it(capsys, monkeypatch):
+    spec = importlib.util.spec_from_file_location("flight_table", EXAMPLES / "flight_table.py")
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    monkeypatch.setattr(example, "whole_table", lambda address: None)
+    monkeypatch.setattr("sys.argv", ["flight_table.py", "127.0.0.1:1"])
+    assert example.main() == 1
+    assert capsys.readouterr().err.startswith("error of Flight: ")
+    with fake_server(FakeEngine(), flight_address="127.0.0.1:0") as server:
+        server.frontend.refuse("the server is going")
+        monkeypatch.setattr("sys.argv", ["flight_table.py", server.addresses.flight])
+        assert example.main() == 1
+    assert capsys.readouterr().err == "error JS-SRV-01: the server is going\n"
 
 
 def test_serve_nnx_checkpoint(tmp_path):
