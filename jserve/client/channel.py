@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jserve.config import MAX_MESSAGE_MB
 from jserve.errors import ConfigError
 
 __all__ = ["DEFAULT_ADDRESS", "channel_options", "check_address"]
@@ -20,6 +21,9 @@ def check_address(address: str) -> str:
 
 
 def channel_options(address: str, *, max_message_mb: int) -> list[tuple[str, int]]:
+    """Raises ConfigError where gRPC cannot take the limit."""
+    if not 1 <= max_message_mb <= MAX_MESSAGE_MB:
+        raise ConfigError(f"max_message_mb is {max_message_mb}; gRPC allows 1 to {MAX_MESSAGE_MB}")
     limit = max_message_mb << 20
     options = [
         ("grpc.max_send_message_length", limit),

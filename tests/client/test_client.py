@@ -178,6 +178,12 @@ def test_what_is_no_address(address):
         Client(address)
 
 
+@pytest.mark.parametrize("size", [0, 2048])
+def test_a_message_size_that_grpc_cannot_have(size):
+    with pytest.raises(errors.ConfigError, match=f"max_message_mb is {size}; gRPC allows 1 to 2047"):
+        Client(max_message_mb=size)
+
+
 def test_a_draining_server_says_so(served, client):
     served.frontend.refuse("going away")
     with pytest.raises(errors.Draining, match="going away"):

@@ -148,6 +148,12 @@ def test_a_bad_address(address: str) -> None:
         FlightClient(address)
 
 
+@pytest.mark.parametrize("size", [0, 2048])
+def test_a_message_size_that_grpc_cannot_have(size: int) -> None:
+    with pytest.raises(ConfigError, match=f"max_message_mb is {size}; gRPC allows 1 to 2047"):
+        FlightClient(max_message_mb=size)
+
+
 def test_leaving_the_iteration_cancels(client: FlightClient, served: FakeServer) -> None:
     deltas = client.generate("hi")
     next(deltas)
