@@ -279,7 +279,8 @@ def test_the_window_counts_what_results_take_in_memory(serve: Serve) -> None:
     columns = {"prompt": ["hi"] * rows, "max_tokens": [50] * rows, "logprobs": [20] * rows}
     ticket = put(served.client, pa.table(columns))
     row_bytes = 50 * (TOKEN_BYTES + LOGPROB_BYTES + 20 * TOP_LOGPROB_BYTES)
-    assert window / row_bytes - 1 < begun(served) < window / row_bytes + 2
+    # Two run when the window fills, and one waits for its turn.
+    assert window / row_bytes - 1 < begun(served) < window / row_bytes + 4
     assert len(get(served.client, ticket)) == rows
 
 
