@@ -93,13 +93,15 @@ def _run_all(loaded: Loaded, jobs: Sequence[tuple[Prompt, SamplingParams]]) -> l
     window = min(_WINDOW, loaded.engine.limits.max_queue)
     streams: dict[int, Stream] = {}
     done: dict[int, Completion] = {}
-    growing = [[_Growing() for _ in range(params.n)] for _, params in jobs]
+    growing: dict[int, list[_Growing]] = {}
     following = iter(range(len(jobs)))
 
     def open_next() -> None:
         index = next(following, None)
         if index is not None:
-            streams[index] = loaded.frontend.open_sync(*jobs[index])
+            prompt, params = jobs[index]
+            streams[index] = loaded.frontend.open_sync(prompt, params)
+            growing[index] = [_Growing() for _ in range(params.n)]  # only now is n known to be one that is allowed
             streams[index].notify(lambda: spoken.put(index))
 
     try:
@@ -117,7 +119,7 @@ def _run_all(loaded: Loaded, jobs: Sequence[tuple[Prompt, SamplingParams]]) -> l
                 del streams[index]
                 if stream.failure is not None:
                     raise stream.failure
-                done[index] = _completion(growing[index])
+                done[index] = _completion(growing.pop(index))
                 open_next()
     finally:
         for stream in streams.values():

@@ -13,16 +13,17 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jserve.checkpoints.progress import SILENT, Progress
-from jserve.checkpoints.tree import flatten, unflatten_like
+from jserve.checkpoints.tree import flatten, main_dtype, unflatten_like
 from jserve.config import ServeConfig, cache_dir
 from jserve.engine.build import EngineModel, build_engine
 from jserve.engine.engine import Engine
 from jserve.engine.executor import CompileProgress
 from jserve.engine.store import ProgramStore
-from jserve.errors import ConfigError, DeviceError, MeshError, UnsupportedModel
+from jserve.errors import CheckpointError, ConfigError, DeviceError, InvalidRequest, MeshError, UnsupportedModel
 from jserve.observe.metrics import Metrics
 from jserve.request import SamplingParams, ServedModel
 from jserve.serving.frontend import Frontend
+from jserve.serving.limits import DEFAULTABLE, resolve_sampling
 from jserve.text.chat_template import ChatTemplate
 from jserve.text.tokenizer import Tokenizer
 from sharding import MeshSpec, param_shardings
@@ -112,7 +113,7 @@ def load(config: ServeConfig, *, progress: Progress = SILENT, model: ModelParts 
         compile_progress=_compile_progress(progress),
     )
     try:
-        return _front(engine, source, dtype=jax.tree.leaves(shapes)[0].dtype.name, mesh=str(spec))
+        return _front(engine, source, dtype=main_dtype(jax.tree.leaves(shapes)), mesh=str(spec))
     except BaseException:
         engine.close()
         raise
@@ -165,23 +166,29 @@ def _from_checkpoint(config: ServeConfig, mesh: Mesh, progress: Progress) -> _So
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     auto = jnp.float32 if on_cpu else jnp.bfloat16
     graphdef, state = checkpoint.abstract(auto if config.dtype == "auto" else jnp.dtype(config.dtype))
-    tokenizer = checkpoint.tokenizer()
+    tokenizer, length = checkpoint.tokenizer(), checkpoint.config.max_position
     generation: dict[str, Any] = manifest.generation
+    defaults = SamplingParams(**{name: generation.get(name) for name in DEFAULTABLE})
+    try:
+        resolve_sampling(
+            SamplingParams(),
+            defaults=defaults,
+            eos_ids=manifest.eos_ids,
+            vocab_size=tokenizer.vocab_size,
+            max_model_len=length,
+        )
+    except InvalidRequest as error:  # every request that leaves the field out would fail with it
+        raise CheckpointError(f"the sampling defaults of {checkpoint.path} are not allowed: {error.message}") from None
     return _Source(
         name=manifest.name,
         family=manifest.family,
         graphdef=graphdef,
         state=state,
         load=checkpoint.restore,
-        max_len=int(manifest.config["max_position"]),
+        max_len=length,
         tokenizer=tokenizer,
         chat_template=checkpoint.chat_template(),
-        defaults=SamplingParams(
-            temperature=generation.get("temperature"),
-            top_p=generation.get("top_p"),
-            top_k=generation.get("top_k"),
-            min_p=generation.get("min_p"),
-        ),
+        defaults=defaults,
         eos_ids=tuple(manifest.eos_ids),
         own_code=True,
     )
@@ -191,12 +198,16 @@ def _from_parts(parts: ModelParts, config: ServeConfig) -> _Source:
     """The module as it is, in its own dtype or in the one that the config names."""
     module, params, tokenizer = parts
     graphdef, state = nnx.split(module)
-    if config.dtype != "auto":
-        state = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, _as(a.dtype, config.dtype)), state)
     if params is None:
         params = nnx.to_pure_dict(state)
-    elif isinstance(params, nnx.State):
-        params = nnx.to_pure_dict(params)
+        if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(params)):
+            raise ConfigError(
+                f"{type(module).__name__} was built without values, and params is None; "
+                "give (module, params, tokenizer), or a module that holds its parameters"
+            )
+    _check_fit(params, state)
+    if config.dtype != "auto":
+        state = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, _as(a.dtype, config.dtype)), state)
     return _Source(
         name=type(module).__name__,
         family=type(module).__name__.lower(),
@@ -216,10 +227,10 @@ def _as(old: Any, new: str) -> Any:
     return jnp.dtype(new) if jnp.issubdtype(old, jnp.floating) else old
 
 
-def _place_all(params: Any, shapes: Any) -> Any:
-    """Parameters onto their devices, in the module's structure. Raises ConfigError that names what does not fit."""
-    given, wanted = flatten(params), flatten(shapes)
-    found = {path: tuple(array.shape) for path, array in given.items()}
+def _check_fit(params: Any, state: nnx.State) -> None:
+    """ConfigError that names every parameter that is missing, left over or of another shape than the module's."""
+    wanted = flatten(state)
+    found = {path: tuple(array.shape) for path, array in flatten(params).items()}
     wrong = [
         f"{'.'.join(path)}: given {found.get(path, 'nothing')}, wanted {tuple(leaf.shape)}"
         for path, leaf in wanted.items()
@@ -228,6 +239,11 @@ def _place_all(params: Any, shapes: Any) -> Any:
     wrong += [f"{'.'.join(path)}: not of this module" for path in found if path not in wanted]
     if wrong:
         raise ConfigError("the parameters do not fit the module: " + "; ".join(wrong))
+
+
+def _place_all(params: Any, shapes: Any) -> Any:
+    """Parameters onto their devices, in the structure and the dtypes of ``shapes``."""
+    given, wanted = flatten(params), flatten(shapes)
     placed = {
         path: jax.device_put(jnp.asarray(given[path], leaf.dtype), leaf.sharding) for path, leaf in wanted.items()
     }

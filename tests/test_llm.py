@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import jserve.load
 from jserve import LLM, SamplingParams
 from jserve.errors import ConfigError, InvalidRequest, TemplateError, Unsupported, UnsupportedModel
 from jserve.models.naive import naive_generate
@@ -44,6 +45,24 @@ def test_text_and_ids_equal_the_naive_recompute(llm, parts):
         for same in (ids, np.asarray(ids), [np.int32(i) for i in ids]):
             (by_ids,) = llm.generate(same, GREEDY)
             assert by_ids.token_ids == out.token_ids
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_module_that_carries_its_parameters_is_served_in_the_dtype_asked_for(parts, dtype):
+    module, params, tokenizer = parts
+    settings = {"max_num_seqs": 1, "max_num_tokens": 8, "num_pages": 8, "max_model_len": 32, "program_store": False}
+    with LLM((module, None, tokenizer), dtype=dtype, **settings) as llm:
+        assert llm.model.dtype == dtype
+        (out,) = llm.generate([[1, 2, 3]], replace(GREEDY, ignore_eos=True))
+    assert len(out.token_ids) == 12
+    if dtype == "float32":  # what the parameters are; in bfloat16 close calls may go the other way
+        assert out.token_ids == naive_generate(nnx.split(module)[0], params, [1, 2, 3], 12)
+
+
+def test_a_module_without_values_needs_parameters(parts):
+    empty = nnx.eval_shape(lambda: parts[0])
+    with pytest.raises(ConfigError, match="Llama was built without values"):
+        LLM((empty, None, parts[2]))
 
 
 def test_many_more_prompts_than_the_queue_holds_come_back_in_order(llm):
@@ -85,6 +104,12 @@ def test_one_bad_prompt_raises_and_leaves_nothing_running(llm):
     assert llm.generate(["a"], GREEDY)[0].finish_reason in (FinishReason.LENGTH, FinishReason.STOP)
 
 
+@pytest.mark.parametrize("n", [0, 10**9, "2", 1.5, None])
+def test_a_number_of_choices_that_is_not_allowed_is_refused(llm, n):
+    with pytest.raises(InvalidRequest, match=r"^n is "):
+        llm.generate(["a"], replace(GREEDY, n=n))
+
+
 def test_embed_says_what_is_not_built(llm):
     with pytest.raises(Unsupported, match="embedding"):
         llm.embed(["a"])
@@ -102,9 +127,9 @@ def test_settings_that_would_be_ignored_are_refused(parts):
         LLM(parts, checkpoint="somewhere")
 
 
-def test_parameters_that_do_not_fit_are_named(parts):
+def test_parameters_that_do_not_fit_are_named(parts, monkeypatch):
     module, params, tokenizer = parts
     cut = {**params, "norm": params["norm"][:3], "extra": params["norm"]}
-    settings = {"max_num_seqs": 1, "max_num_tokens": 8, "num_pages": 8, "program_store": False}
+    monkeypatch.setattr(jserve.load, "build_engine", None)  # nothing is compiled before it is said
     with pytest.raises(ConfigError, match=r"norm: given \(3,\), wanted \(\d+,\); extra: not of this module"):
-        LLM((module, cut, tokenizer), **settings)
+        LLM((module, cut, tokenizer))

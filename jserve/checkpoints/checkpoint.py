@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from flax import nnx
     from jax.typing import DTypeLike
 
+    from jserve.models.llama import LlamaConfig
     from jserve.text.chat_template import ChatTemplate
     from jserve.text.tokenizer import Tokenizer
 
@@ -26,6 +27,13 @@ class Checkpoint:
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
         self.manifest = manifest
+
+    @cached_property
+    def config(self) -> LlamaConfig:
+        """The family's configuration. Raises UnsupportedModel where the manifest's is not one."""
+        from jserve.models.registry import family
+
+        return family(self.manifest.family).config_type.from_dict(self.manifest.config)
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer beside the arrays. Raises CheckpointError where there is none or it is damaged."""
@@ -49,8 +57,7 @@ class Checkpoint:
         """The module's graph and its parameters as ShapeDtypeStructs of ``dtype``. Nothing is read."""
         from jserve.models.registry import build_abstract, family
 
-        kind = family(self.manifest.family)
-        return build_abstract(kind, kind.config_type.from_dict(self.manifest.config), dtype)
+        return build_abstract(family(self.manifest.family), self.config, dtype)
 
     def restore(self, abstract: Any) -> dict[Any, Any]:
         """Parameters as a pure dict of ``jax.Array``, each straight onto its sharding and in its dtype.
@@ -66,14 +73,18 @@ class Checkpoint:
     def _tokenizer(self) -> Tokenizer:
         from jserve.text.tokenizer import Tokenizer
 
-        path = resolve_member(self.path, TOKENIZER_NAME)
+        path, manifest = resolve_member(self.path, TOKENIZER_NAME), self.manifest
         try:
-            return Tokenizer.from_json(
+            tokenizer = Tokenizer.from_json(
                 path.read_text(encoding="utf-8"),
-                eos_ids=self.manifest.eos_ids,
-                bos_id=self.manifest.bos_id,
-                add_bos=self.manifest.add_bos,
+                eos_ids=manifest.eos_ids,
+                bos_id=manifest.bos_id,
+                add_bos=manifest.add_bos,
             )
+            for name, ids in (("eos_ids", manifest.eos_ids), ("bos_id", [manifest.bos_id or 0])):
+                if strange := [i for i in ids if not 0 <= i < tokenizer.vocab_size]:
+                    raise ValueError(f"{name} has {strange}; its ids go from 0 to {tokenizer.vocab_size - 1}")
+            return tokenizer
         except (OSError, ValueError) as error:
             raise CheckpointError(
                 f"cannot read the tokenizer {path}: {error}",

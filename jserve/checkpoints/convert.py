@@ -9,9 +9,10 @@ from jserve.checkpoints.cache import make_new
 from jserve.checkpoints.digests import file_identity, file_record, file_records
 from jserve.checkpoints.fetch import LocalFile, fetch
 from jserve.checkpoints.gguf.file import GgufFile
-from jserve.checkpoints.gguf.model import GgufModel, load_model
+from jserve.checkpoints.gguf.model import load_model
 from jserve.checkpoints.manifest import ARRAYS_FOLDER, MANIFEST_NAME, TOKENIZER_NAME, Manifest
 from jserve.checkpoints.progress import SILENT, Progress
+from jserve.checkpoints.tree import main_dtype
 from jserve.checkpoints.uri import parse_source
 from jserve.errors import SourceError, UnsupportedModel
 
@@ -58,7 +59,7 @@ def write_checkpoint(found: LocalFile, source: str, folder: Path, *, progress: P
         name=found.path.name.removesuffix(".gguf"),
         family=model.family,
         config=model.config.to_dict(),
-        dtype=_main_dtype(model),
+        dtype=main_dtype(model.leaves.values()),
         chat_template=model.chat_template,
         generation=model.generation,
         eos_ids=list(model.tokenizer.eos_ids),
@@ -69,11 +70,3 @@ def write_checkpoint(found: LocalFile, source: str, folder: Path, *, progress: P
         files=file_records(folder, sizes, progress=progress),
     )
     (folder / MANIFEST_NAME).write_bytes(manifest.to_json())
-
-
-def _main_dtype(model: GgufModel) -> str:
-    """The type that most bytes of the arrays have."""
-    sizes: dict[str, int] = {}
-    for leaf in model.leaves.values():
-        sizes[leaf.dtype.name] = sizes.get(leaf.dtype.name, 0) + leaf.nbytes
-    return max(sizes, key=sizes.__getitem__)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["flatten", "nest", "unflatten_like"]
+__all__ = ["flatten", "main_dtype", "nest", "unflatten_like"]
 
 
 def flatten(tree: Any) -> dict[tuple[str, ...], Any]:
@@ -25,6 +25,14 @@ def _collect(node: Any, path: tuple[str, ...], leaves: dict[tuple[str, ...], Any
             _collect(child, (*path, str(key)), leaves)
     else:
         leaves[path] = node
+
+
+def main_dtype(leaves: Iterable[Any]) -> str:
+    """The name of the dtype that most bytes of ``leaves`` (arrays, or whatever has ``size`` and ``dtype``) have."""
+    sizes: dict[str, int] = {}
+    for leaf in leaves:
+        sizes[leaf.dtype.name] = sizes.get(leaf.dtype.name, 0) + leaf.size * leaf.dtype.itemsize
+    return max(sizes, key=sizes.__getitem__)
 
 
 def nest(leaves: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:

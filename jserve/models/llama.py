@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,22 @@ from jserve.models.linear import linear
 from jserve.models.rope import RopeScaling, apply_rope, inverse_frequencies
 
 __all__ = ["Llama", "LlamaConfig", "LlamaLayer", "rms_norm"]
+
+
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "max_position",
+)
+_MAX_WIDTH = 1 << 24
+"""Largest size of a dimension: far beyond any model, and the bytes of a parameter still count in 64 bits."""
+_MOST = {"num_layers": 1024, "max_position": 2**31 - 1}
+"""Where it is not _MAX_WIDTH: layers are built one by one, positions are int32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +58,18 @@ class LlamaConfig:
     """Most tokens of a sequence that the model was made for."""
 
     def __post_init__(self) -> None:
+        for name in _SIZES:
+            value, most = getattr(self, name), _MOST.get(name, _MAX_WIDTH)
+            if not 1 <= value <= most:
+                raise UnsupportedModel(f"{name} is {value}; allowed are 1 to {most}")
+        if self.num_heads * self.head_dim > _MAX_WIDTH:
+            raise UnsupportedModel(
+                f"num_heads {self.num_heads} times head_dim {self.head_dim} is more than {_MAX_WIDTH}"
+            )
+        for name in ("rope_theta", "rms_norm_eps"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise UnsupportedModel(f"{name} is {value}; it must be greater than 0, and finite")
         if self.num_heads % self.num_kv_heads:
             raise UnsupportedModel(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
         if self.head_dim % 2:
@@ -55,7 +84,9 @@ class LlamaConfig:
         """The inverse of ``to_dict``. Raises UnsupportedModel for names or values that do not belong there."""
         known = {field.name for field in dataclasses.fields(cls)}
         known |= {f"rope_scaling.{field.name}" for field in dataclasses.fields(RopeScaling)}
-        scaling = values.get("rope_scaling") or {}
+        scaling = values.get("rope_scaling")
+        if not isinstance(scaling, Mapping):
+            scaling = {}  # None, or what msgspec refuses below
         unknown = ({*values} | {f"rope_scaling.{name}" for name in scaling}) - known
         if unknown:
             raise UnsupportedModel(f"llama config has unknown {sorted(unknown)}; known: {', '.join(sorted(known))}")

@@ -32,8 +32,10 @@ class RopeScaling:
     def __post_init__(self) -> None:
         if self.kind not in ("linear", "llama3"):
             raise UnsupportedModel(f"rope scaling {self.kind!r} is not built; built: default, linear, llama3")
-        if self.factor <= 0:
-            raise UnsupportedModel(f"rope scaling factor is {self.factor}; it must be greater than 0")
+        for name in ("factor", "original_max_position"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise UnsupportedModel(f"rope scaling has {name} {value}; it must be greater than 0, and finite")
         if not 0 < self.low_freq_factor < self.high_freq_factor:
             raise UnsupportedModel(
                 f"rope scaling has low_freq_factor {self.low_freq_factor} and high_freq_factor "

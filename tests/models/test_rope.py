@@ -77,7 +77,7 @@ def test_hugging_face_spellings(entries, want):
         ({"factor": 2.0}, "names no kind"),
         ({"type": "linear"}, r"lacks \['factor'\]"),
         ({"type": "linear", "factor": 2.0, "beta": 1}, r"has \['beta'\]"),
-        ({"type": "linear", "factor": 0}, "must be greater than 0"),
+        ({"type": "linear", "factor": 0}, "factor 0; it must be greater than 0"),
         ({**LLAMA3, "low_freq_factor": 4.0}, "less than the second"),
     ],
 )
