@@ -167,8 +167,8 @@ def _from_checkpoint(config: ServeConfig, mesh: Mesh, progress: Progress) -> _So
     auto = jnp.float32 if on_cpu else jnp.bfloat16
     graphdef, state = checkpoint.abstract(auto if config.dtype == "auto" else jnp.dtype(config.dtype))
     tokenizer, length = checkpoint.tokenizer(), checkpoint.config.max_position
-    generation: dict[str, Any] = manifest.generation
-    defaults = SamplingParams(**{name: generation.get(name) for name in DEFAULTABLE})
+    given: dict[str, Any] = {name: manifest.generation.get(name) for name in DEFAULTABLE}
+    defaults = SamplingParams(**given)
     try:
         resolve_sampling(
             SamplingParams(),

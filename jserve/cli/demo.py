@@ -11,11 +11,10 @@ from dataclasses import asdict, dataclass
 
 from jserve import __version__
 from jserve.cli.console import ConsoleProgress, rows, say
-from jserve.cli.doors import is_taken
+from jserve.cli.doors import taken_door
 from jserve.cli.options import Flag, parse
 from jserve.config import ServeConfig, cache_dir
 from jserve.request import Delta, SamplingParams
-from jserve.serving.address import DOORS
 
 __all__ = ["run"]
 
@@ -117,7 +116,7 @@ def _timing(answer: Answer) -> str:
 def _config() -> ServeConfig:
     """A server for one caller, so that few and small programs are compiled; on free ports where its own are taken."""
     config = ServeConfig(max_num_seqs=2, max_num_tokens=64, max_model_len=1024)
-    if not any(is_taken(getattr(config, setting)) for setting in DOORS):
+    if taken_door(config) is None:
         return config
     free = "127.0.0.1:0"
     return dataclasses.replace(config, grpc_address=free, flight_address=free, metrics_address=free)

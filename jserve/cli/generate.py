@@ -14,11 +14,15 @@ import tyro
 from jserve.cli.console import say
 from jserve.cli.options import Flag, parse
 from jserve.cli.usage import UsageError
+from jserve.config import ServeConfig
 from jserve.request import Delta, FinishReason, Prompt, SamplingParams
 
 __all__ = ["run"]
 
 USAGE = "jserve generate [options] PROMPT"
+_ADDRESS_HELP = (
+    f"The server's host:port. Default: {ServeConfig.grpc_address}, with --flight {ServeConfig.flight_address}."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +31,7 @@ class Options:
 
     prompt: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PROMPT")]
     """One user turn, through the model's chat template where there is one. "-" reads it from stdin."""
-    address: str | None = None
-    """The server's host:port. Default: 127.0.0.1:7470, with --flight 127.0.0.1:7471."""
+    address: Annotated[str | None, tyro.conf.arg(help=_ADDRESS_HELP)] = None
     flight: Flag = False
     """Ask over Arrow Flight instead of gRPC."""
     raw: Flag = False
@@ -56,7 +59,7 @@ def run(arguments: list[str]) -> int:
 def _ask_grpc(options: Options, text: str, params: SamplingParams) -> Iterator[Delta]:
     from jserve.client import Client
 
-    with Client(options.address or "127.0.0.1:7470") as client:
+    with Client(options.address or ServeConfig.grpc_address) as client:
         chat = not options.raw and client.models()[0].has_chat_template
         yield from client.generate(_prompt(text, chat=chat), params)
 
@@ -64,7 +67,7 @@ def _ask_grpc(options: Options, text: str, params: SamplingParams) -> Iterator[D
 def _ask_flight(options: Options, text: str, params: SamplingParams) -> Iterator[Delta]:
     from jserve.client import FlightClient
 
-    with FlightClient(options.address or "127.0.0.1:7471") as client:
+    with FlightClient(options.address or ServeConfig.flight_address) as client:
         chat = not options.raw and client.models()[0].has_chat_template
         yield from client.generate(_prompt(text, chat=chat), params)
 

@@ -12,9 +12,11 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from jserve.client.channel import DEFAULT_ADDRESS, channel_options, check_address
+from jserve.address import parse_address
+from jserve.client.channel import channel_options
 from jserve.client.errors import from_rpc
 from jserve.client.requests import WINDOW, Cancel, PromptRequest, to_proto
+from jserve.config import ServeConfig
 from jserve.request import Delta, Prompt, SamplingParams, ServedModel
 from jserve.v1 import inference_pb2 as pb
 from jserve.v1 import inference_pb2_grpc
@@ -33,11 +35,12 @@ class AsyncClient:
     jserve.errors.
     """
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, *, max_message_mb: int = 64) -> None:
+    def __init__(self, address: str = ServeConfig.grpc_address, *, max_message_mb: int = 64) -> None:
         asyncio.get_running_loop()
-        self.address = check_address(address)
-        options = channel_options(address, max_message_mb=max_message_mb)
-        self._channel = grpc.aio.insecure_channel(address, options=options)
+        target = parse_address(address, name="the address")
+        self.address = str(target)
+        options = channel_options(target, max_message_mb=max_message_mb)
+        self._channel = grpc.aio.insecure_channel(self.address, options=options)
         # The stubs are typed for the blocking channel; aio's calls are awaitable.
         self._stub: Any = inference_pb2_grpc.InferenceStub(self._channel)
         self._health: Any = health_pb2_grpc.HealthStub(self._channel)

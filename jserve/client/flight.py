@@ -15,8 +15,10 @@ import grpc
 import pyarrow as pa
 from pyarrow import flight
 
-from jserve.client.channel import channel_options, check_address
+from jserve.address import parse_address
+from jserve.client.channel import channel_options
 from jserve.client.errors import FailedCall, from_rpc
+from jserve.config import ServeConfig
 from jserve.errors import JserveError, RequestError
 from jserve.request import Delta, Prompt, SamplingParams, ServedModel
 from jserve.wire.columns import OUTPUT, deltas_from_batch, prompts_to_batch
@@ -24,9 +26,7 @@ from jserve.wire.errors import error_from_code
 from jserve.wire.flight import FLIGHT_SERVICE, FlightData, put_metadata
 from jserve.wire.ipc import BatchReader, BatchWriter
 
-__all__ = ["DEFAULT_ADDRESS", "FlightClient"]
-
-DEFAULT_ADDRESS = "127.0.0.1:7471"
+__all__ = ["FlightClient"]
 
 _ANY_SIZE = 2**31 - 1
 """A server's batches are validated like any other; how large they are is its own affair."""
@@ -40,9 +40,10 @@ class FlightClient:
     None: no deadline. Every method raises the errors of jserve.errors.
     """
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, *, max_message_mb: int = 64) -> None:
-        self.address = check_address(_target(address))
-        options = channel_options(self.address, max_message_mb=max_message_mb)
+    def __init__(self, address: str = ServeConfig.flight_address, *, max_message_mb: int = 64) -> None:
+        target = parse_address(_plain(address), name="the address")
+        self.address = str(target)
+        options = channel_options(target, max_message_mb=max_message_mb)
         self._channel = grpc.insecure_channel(self.address, options=options)
 
     def generate(
@@ -217,7 +218,7 @@ def _batches(call: Iterable[bytes]) -> Iterator[pa.RecordBatch]:
             yield batch
 
 
-def _target(address: str) -> str:
+def _plain(address: str) -> str:
     """A Flight location as gRPC writes it; other addresses as they are."""
     for scheme, plain in (("grpc://", ""), ("grpc+tcp://", ""), ("grpc+unix://", "unix:")):
         if address.startswith(scheme):

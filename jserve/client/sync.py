@@ -11,9 +11,11 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from jserve.client.channel import DEFAULT_ADDRESS, channel_options, check_address
+from jserve.address import parse_address
+from jserve.client.channel import channel_options
 from jserve.client.errors import from_rpc
 from jserve.client.requests import WINDOW, Cancel, PromptRequest, to_proto
+from jserve.config import ServeConfig
 from jserve.request import Delta, Prompt, SamplingParams, ServedModel
 from jserve.v1 import inference_pb2 as pb
 from jserve.v1 import inference_pb2_grpc
@@ -29,10 +31,11 @@ class Client:
     ends it on the server too; None: no deadline. Every method raises the errors of jserve.errors.
     """
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, *, max_message_mb: int = 64) -> None:
-        self.address = check_address(address)
-        options = channel_options(address, max_message_mb=max_message_mb)
-        self._channel = grpc.insecure_channel(address, options=options)
+    def __init__(self, address: str = ServeConfig.grpc_address, *, max_message_mb: int = 64) -> None:
+        target = parse_address(address, name="the address")
+        self.address = str(target)
+        options = channel_options(target, max_message_mb=max_message_mb)
+        self._channel = grpc.insecure_channel(self.address, options=options)
         self._stub = inference_pb2_grpc.InferenceStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
 

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from jserve.address import Address
 from jserve.engine.contract import TokenEngine
 from jserve.observe.server import MetricsServer
 from jserve.request import FinishReason
@@ -71,10 +72,10 @@ class Metrics:
         """The text exposition format."""
         return generate_latest(self.registry)
 
-    def serve(self, address: str) -> MetricsServer:
-        """Serve ``GET /metrics`` on "host:port" from a thread; port 0 takes a free one. Close what it returns.
+    def serve(self, address: Address) -> MetricsServer:
+        """Serve ``GET /metrics`` from a thread, on a TCP address; port 0 takes a free one. Close what it returns.
 
-        Raises ConfigError where the address is not one or cannot be bound.
+        Raises ConfigError where the address cannot be bound.
         """
         return MetricsServer(address, self.render)
 

@@ -8,11 +8,13 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from jserve.address import Address
 from jserve.errors import ConfigError
 
 __all__ = ["MetricsServer"]
@@ -26,19 +28,20 @@ log = logging.getLogger(__name__)
 
 
 class MetricsServer:
-    """Answers ``GET /metrics`` with what ``render`` gives, from its own thread, until closed."""
+    """Answers ``GET /metrics`` with what ``render`` gives, from its own thread, until closed. TCP only."""
 
-    def __init__(self, address: str, render: Callable[[], bytes]) -> None:
-        host, port = _split(address)
+    def __init__(self, address: Address, render: Callable[[], bytes]) -> None:
         try:
-            self._http = _HTTPServer(host, port, _handler(render))
-        except (OSError, OverflowError) as error:
+            if address.path:
+                raise OSError("it is a Unix socket, and metrics are served over TCP")
+            self._http = _HTTPServer(address.host, address.port, _handler(render))
+        except OSError as error:
             raise ConfigError(
                 f"cannot serve metrics on {address}: {error}", fix="--metrics-address 127.0.0.1:0"
             ) from None
         self.port: int = self._http.server_address[1]
         """The port that was bound."""
-        self.address = f"{address.rpartition(':')[0]}:{self.port}"
+        self.address = str(replace(address, port=self.port))
         self._thread = threading.Thread(
             target=self._http.serve_forever, kwargs={"poll_interval": 0.05}, name="jserve-metrics", daemon=True
         )
@@ -120,11 +123,3 @@ def _handler(render: Callable[[], bytes]) -> type[BaseHTTPRequestHandler]:
             log.debug(format, *args)
 
     return Handler
-
-
-def _split(address: str) -> tuple[str, int]:
-    """ "host:port" or "[v6]:port"."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not (port.isascii() and port.isdecimal()):
-        raise ConfigError(f"the metrics address is {address!r}; give host:port, such as 127.0.0.1:7472")
-    return host.removeprefix("[").removesuffix("]"), int(port)

@@ -1,55 +1,26 @@
-"""Addresses of doors: how they are written, and which may be opened without protection."""
+"""Which addresses the doors may be opened on."""
 
 from __future__ import annotations
 
-import ipaddress
-from dataclasses import dataclass
-
+from jserve.address import Address, parse_address
 from jserve.config import ServeConfig
 from jserve.errors import ConfigError
 
-__all__ = ["DOORS", "Address", "check_addresses", "parse_address"]
+__all__ = ["DOORS", "cannot_open", "check_addresses", "door_address"]
 
 DOORS = ("grpc_address", "flight_address", "metrics_address")
 """The settings that hold addresses; an empty one leaves its door closed."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Address:
-    """A TCP host and port, or the path of a Unix socket (then ``host`` is empty and ``port`` 0)."""
+def door_address(config: ServeConfig, setting: str) -> Address:
+    """Where the door of ``setting`` is to be.
 
-    host: str = ""
-    port: int = 0
-    """0: any free port."""
-    path: str = ""
-
-    def __str__(self) -> str:
-        """As gRPC and the settings write it."""
-        if self.path:
-            return f"unix:{self.path}"
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    @property
-    def is_local(self) -> bool:
-        """Reachable from this machine only."""
-        if self.path or self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False  # a name: whatever it means today, it may mean another address tomorrow
-
-
-def parse_address(text: str, *, setting: str, insecure: bool) -> Address:
-    """Read ``host:port``, ``[v6]:port`` or ``unix:/path``.
-
-    ConfigError, naming ``setting``, where it is none of them, or where it is not on loopback and ``insecure``
-    is not set: the doors have neither TLS nor tokens.
+    ConfigError where the setting is no address of its kind (metrics are HTTP over TCP), or where it is not on
+    loopback and ``config.insecure`` is not set: the doors have neither TLS nor tokens.
     """
-    address = _read(text)
-    if address is None:
-        raise ConfigError(f"{setting} is {text!r}; give host:port, such as 127.0.0.1:7470, or unix:/path")
-    if not (address.is_local or insecure):
+    text = getattr(config, setting)
+    address = parse_address(text, name=setting, unix=setting != "metrics_address")
+    if not (address.is_local or config.insecure):
         raise ConfigError(
             f"{setting} is {text!r}: other machines could reach it, without TLS or a token",
             fix="use a loopback address such as 127.0.0.1, or allow it with --insecure",
@@ -58,24 +29,29 @@ def parse_address(text: str, *, setting: str, insecure: bool) -> Address:
 
 
 def check_addresses(config: ServeConfig) -> None:
-    """ConfigError where an address cannot be read or may not be opened, or where both doors for requests are closed."""
+    """ConfigError where an address may not be opened, where two are one, or where no door for requests is open."""
     if not (config.grpc_address or config.flight_address):
         raise ConfigError("grpc_address and flight_address are both empty; open at least one door")
+    seen: dict[Address, str] = {}
     for setting in DOORS:
-        if getattr(config, setting):
-            parse_address(getattr(config, setting), setting=setting, insecure=config.insecure)
+        if not getattr(config, setting):
+            continue
+        address = door_address(config, setting)
+        other = seen.setdefault(address, setting)
+        if other != setting and (address.port or address.path):
+            raise ConfigError(
+                f"{other} and {setting} are both {address}; each door needs its own",
+                fix=f"choose another port with {_option(setting)} (port 0 takes a free one)",
+            )
 
 
-def _read(text: str) -> Address | None:
-    if text.startswith("unix:/"):
-        return Address(path=text.removeprefix("unix:"))
-    host, colon, port = text.rpartition(":")
-    if not colon or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
-        return None
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-        if ":" not in host:
-            return None
-    elif ":" in host:
-        return None
-    return Address(host=host, port=int(port)) if host and not any(c in host for c in "/[] ") else None
+def cannot_open(setting: str, address: Address) -> ConfigError:
+    """The error for a door whose listener did not get its address."""
+    return ConfigError(
+        f"{setting} {address} cannot be opened: another program or another door uses it, or this machine lacks it",
+        fix=f"stop that program, or choose another address with {_option(setting)} (port 0 takes a free one)",
+    )
+
+
+def _option(setting: str) -> str:
+    return f"--{setting.replace('_', '-')}"

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import grpc
 
+from jserve.address import Address
 from jserve.config import ServeConfig
-from jserve.errors import ConfigError
-from jserve.serving.address import Address, parse_address
+from jserve.serving.address import cannot_open, door_address
 from jserve.serving.calls import Calls
 from jserve.serving.frontend import Frontend
 from jserve.serving.loop import LoopThread
@@ -50,7 +50,7 @@ class Door(ABC):
     ) -> None:
         self._frontend = frontend
         self._setting = setting
-        self._address = parse_address(getattr(config, setting), setting=setting, insecure=config.insecure)
+        self._address = door_address(config, setting)
         self._calls = calls
         self._loop = loop
 
@@ -87,11 +87,7 @@ class Door(ABC):
         except RuntimeError:
             await self._end()
             await server.stop(None)
-            option = self._setting.replace("_", "-")
-            raise ConfigError(
-                f"{self._setting} {address} cannot be opened: another program uses it, or this machine lacks it",
-                fix=f"stop that program, or choose another port with --{option} (port 0 takes a free one)",
-            ) from None
+            raise cannot_open(self._setting, address) from None
         await server.start()
         return self._shown(address if address.path else replace(address, port=port))
 

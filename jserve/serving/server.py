@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from jserve.config import ServeConfig
 from jserve.engine.contract import TokenEngine
-from jserve.serving.address import check_addresses
+from jserve.serving.address import check_addresses, door_address
 from jserve.serving.frontend import Frontend
 from jserve.serving.health import Health, Watchdog
 from jserve.serving.loop import LoopThread
@@ -154,7 +154,7 @@ class Server:
         grpc = flight = metrics = None
         self._loop = LoopThread("jserve-doors")
         if self._config.metrics_address and self._metrics is not None:
-            self._metrics_server = self._metrics.serve(self._config.metrics_address)
+            self._metrics_server = self._metrics.serve(door_address(self._config, "metrics_address"))
             metrics = self._metrics_server.address
         if self._config.flight_address:
             from jserve.serving.flight.door import FlightDoor

@@ -2,37 +2,49 @@
 
 import pytest
 
+from jserve.config import ServeConfig
 from jserve.errors import ConfigError
-from jserve.serving.address import parse_address
+from jserve.serving.address import check_addresses, door_address
+
+
+def closed(**settings):
+    """A config whose other doors are closed."""
+    return ServeConfig(**{"grpc_address": "", "flight_address": "", "metrics_address": ""} | settings)
+
+
+@pytest.mark.parametrize("setting", ["grpc_address", "flight_address", "metrics_address"])
+@pytest.mark.parametrize("text", ["0.0.0.0:80", "[::]:80", "10.1.2.3:80", "example.org:80", "localhost.evil.org:80"])
+def test_addresses_that_others_reach_need_insecure(setting, text):
+    with pytest.raises(ConfigError, match=f"{setting} is .* without TLS or a token") as caught:
+        door_address(closed(**{setting: text}), setting)
+    assert "--insecure" in caught.value.fix
+    assert str(door_address(closed(**{setting: text}, insecure=True), setting)) == text
+
+
+def test_metrics_are_not_served_on_a_unix_socket():
+    config = closed(grpc_address="unix:/run/a.sock", metrics_address="unix:/run/b.sock")
+    with pytest.raises(ConfigError, match=r"metrics_address is 'unix:/run/b\.sock'; give host:port"):
+        check_addresses(config)
 
 
 @pytest.mark.parametrize(
-    ("text", "host", "port", "path"),
+    ("settings", "words"),
     [
-        ("127.0.0.1:7470", "127.0.0.1", 7470, ""),
-        ("127.9.9.9:0", "127.9.9.9", 0, ""),
-        ("localhost:65535", "localhost", 65535, ""),
-        ("[::1]:80", "::1", 80, ""),
-        ("unix:/run/jserve.sock", "", 0, "/run/jserve.sock"),
+        (
+            {"grpc_address": "127.0.0.1:7470", "flight_address": "127.0.0.1:7470"},
+            "grpc_address and flight_address are both 127.0.0.1:7470",
+        ),
+        (
+            {"grpc_address": "[::1]:80", "metrics_address": "[::1]:080"},
+            r"grpc_address and metrics_address are both \[::1\]:80",
+        ),
+        ({"grpc_address": "unix:/a", "flight_address": "unix:/a"}, "grpc_address and flight_address are both unix:/a"),
     ],
 )
-def test_local_addresses(text, host, port, path):
-    address = parse_address(text, setting="grpc_address", insecure=False)
-    assert (address.host, address.port, address.path) == (host, port, path)
-    assert str(address) == text
+def test_two_doors_have_two_addresses(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        check_addresses(closed(**settings))
 
 
-@pytest.mark.parametrize("text", ["0.0.0.0:80", "[::]:80", "10.1.2.3:80", "example.org:80", "localhost.evil.org:80"])
-def test_addresses_that_others_reach_need_insecure(text):
-    with pytest.raises(ConfigError, match="without TLS or a token") as caught:
-        parse_address(text, setting="grpc_address", insecure=False)
-    assert "--insecure" in caught.value.fix
-    assert str(parse_address(text, setting="grpc_address", insecure=True)) == text
-
-
-@pytest.mark.parametrize(
-    "text", ["", "7470", ":7470", "localhost", "localhost:", "localhost:http", "localhost:65536", "::1:80", "[1]:80"]
-)
-def test_what_is_no_address_is_named(text):
-    with pytest.raises(ConfigError, match=r"flight_address is .*; give host:port"):
-        parse_address(text, setting="flight_address", insecure=True)
+def test_free_ports_are_not_the_same_port():
+    check_addresses(closed(grpc_address="127.0.0.1:0", flight_address="127.0.0.1:0", metrics_address="127.0.0.1:0"))

@@ -210,6 +210,8 @@ def test_stop_is_idempotent_and_safe_before_start():
         ({"grpc_address": "7470"}, "give host:port"),
         ({"metrics_address": "0.0.0.0:0"}, "metrics_address is .* without TLS"),
         ({"flight_address": "example.org:1"}, "flight_address is .* without TLS"),
+        ({"metrics_address": "unix:/m"}, "metrics_address is .* a Unix socket cannot be used"),
+        ({"grpc_address": "127.0.0.1:9", "flight_address": "127.0.0.1:9"}, "are both 127.0.0.1:9"),
     ],
 )
 def test_addresses_are_checked_before_any_door_opens(settings, words):

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import grpc
 
+from jserve.address import Address
 from jserve.config import ServeConfig
-from jserve.serving.address import Address
 from jserve.serving.calls import Calls
 from jserve.serving.door import Door, server_options
 from jserve.serving.flight.errors import abort

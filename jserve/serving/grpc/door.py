@@ -6,8 +6,8 @@ import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from jserve.address import Address
 from jserve.config import ServeConfig
-from jserve.serving.address import Address
 from jserve.serving.calls import Calls
 from jserve.serving.door import Door, server_options
 from jserve.serving.frontend import Frontend
