@@ -46,10 +46,8 @@ def write_checkpoint(found: LocalFile, source: str, folder: Path, *, progress: P
     with GgufFile(found.path) as file:
         model = load_model(file)
         progress.start(f"convert {found.path.name}", sum(leaf.nbytes for leaf in model.leaves.values()), "B")
-        try:
-            write_arrays(folder / ARRAYS_FOLDER, model.leaves, progress=progress)
-        finally:
-            progress.done()
+        write_arrays(folder / ARRAYS_FOLDER, model.leaves, progress=progress)
+        progress.done()
     if file_identity(found.path) != before:
         raise SourceError(f"{found.path} changed while it was converted", fix="run the command again")
     (folder / TOKENIZER_NAME).write_text(model.tokenizer.to_json(), encoding="utf-8")

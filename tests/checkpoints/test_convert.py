@@ -116,7 +116,7 @@ def test_bfloat16_files_stay_bfloat16(tmp_path):
 
 
 def test_rows_beyond_the_tokenizer_are_kept_and_its_vocabulary_is_the_real_one(tmp_path):
-    """C26: the embedding table is padded, the padding tokens are no tokens."""
+    """The embedding table is padded, the padding tokens are no tokens."""
     write_tiny_gguf(tmp_path / "t.gguf", vocab_size=len(TINY_TOKENS) + 16)
     convert(str(tmp_path / "t.gguf"), tmp_path / "ck")
     checkpoint = Checkpoint(tmp_path / "ck", read_manifest(tmp_path / "ck"))
@@ -210,7 +210,7 @@ def test_a_conversion_killed_in_its_middle_leaves_nothing_that_looks_whole(sourc
 
 
 def test_greedy_ids_are_those_of_the_model_before_it_was_written(source, tmp_path):
-    """C40: a wrong order of query or key rows would show here."""
+    """A wrong order of query or key rows would show here."""
     wanted = write_tiny_gguf(source, seed=3)
     convert(str(source), tmp_path / "ck")
     checkpoint = Checkpoint(tmp_path / "ck", read_manifest(tmp_path / "ck"))

@@ -50,7 +50,7 @@ def test_parameters_come_back_in_our_layout(tmp_path, kind):
 
 
 def test_query_and_key_rows_are_put_back_and_value_rows_left(tmp_path):
-    """C40: converters of Llama interleave the halves of each head's rows; row r of the file is named by its value."""
+    """Converters of Llama interleave the halves of each head's rows; row r of the file is named by its value."""
     rows = np.arange(4 * 16, dtype=np.float32)[:, None] * np.ones((1, 32), np.float32)
     tensors = {"blk.0.attn_q.weight": ("F32", rows), "blk.0.attn_k.weight": ("F32", rows[:32])}
     write_changed(tmp_path / "t.gguf", tensors={**tensors, "blk.0.attn_v.weight": ("F32", rows[:32])})

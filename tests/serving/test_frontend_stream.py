@@ -162,7 +162,7 @@ def test_usage_and_timings_come_once_at_the_very_end(engine, clock, start):
     assert list(stream) == []
 
 
-# C08
+# Stop strings
 
 SCRIPT = "ABCDEFGHIJ"
 
