@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, replace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -11,6 +12,7 @@ from jserve import LLM, SamplingParams
 from jserve.errors import ConfigError, InvalidRequest, TemplateError, Unsupported, UnsupportedModel
 from jserve.models.naive import naive_generate
 from jserve.request import FinishReason
+from jserve.testing.fake_engine import FakeEngine
 from jserve.testing.models import tiny_llama
 from jserve.testing.tokenizer import ByteTokenizer
 
@@ -57,6 +59,14 @@ def test_a_module_that_carries_its_parameters_is_served_in_the_dtype_asked_for(p
     assert len(out.token_ids) == 12
     if dtype == "float32":  # what the parameters are; in bfloat16 close calls may go the other way
         assert out.token_ids == naive_generate(nnx.split(module)[0], params, [1, 2, 3], 12)
+
+
+def test_the_dtype_told_is_the_one_that_most_bytes_have(monkeypatch):
+    graphdef, params = tiny_llama(dtype=jnp.bfloat16, vocab_size=ByteTokenizer().vocab_size)
+    params["embed"]["weight"] = params["embed"]["weight"].astype(jnp.float32)  # the first leaf
+    monkeypatch.setattr(jserve.load, "build_engine", lambda *arguments, **options: FakeEngine())
+    with LLM((nnx.merge(graphdef, params), None, ByteTokenizer()), program_store=False) as llm:
+        assert llm.model.dtype == "bfloat16"
 
 
 def test_a_module_without_values_needs_parameters(parts):

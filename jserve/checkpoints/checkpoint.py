@@ -81,9 +81,9 @@ class Checkpoint:
                 bos_id=manifest.bos_id,
                 add_bos=manifest.add_bos,
             )
-            for name, ids in (("eos_ids", manifest.eos_ids), ("bos_id", [manifest.bos_id or 0])):
-                if strange := [i for i in ids if not 0 <= i < tokenizer.vocab_size]:
-                    raise ValueError(f"{name} has {strange}; its ids go from 0 to {tokenizer.vocab_size - 1}")
+            named = [*manifest.eos_ids, *([] if manifest.bos_id is None else [manifest.bos_id])]
+            if strange := [i for i in named if not 0 <= i < tokenizer.vocab_size]:
+                raise ValueError(f"eos_ids or bos_id name {strange}; its ids go from 0 to {tokenizer.vocab_size - 1}")
             return tokenizer
         except (OSError, ValueError) as error:
             raise CheckpointError(

@@ -126,9 +126,10 @@ def test_what_the_family_has_a_default_for_may_be_left_out(folder, monkeypatch):
         load(ServeConfig(model=str(folder), program_store=False))
 
 
-def test_token_ids_beyond_the_vocabulary_are_refused(folder):
-    rewrite(folder, ("eos_ids",), [2, 272])
-    with pytest.raises(CheckpointError, match=r"eos_ids has \[272\]; its ids go from 0 to 271"):
+@pytest.mark.parametrize(("field", "value"), [("eos_ids", [2, 272]), ("bos_id", 272)])
+def test_token_ids_beyond_the_vocabulary_are_refused(folder, field, value):
+    rewrite(folder, (field,), value)
+    with pytest.raises(CheckpointError, match=r"eos_ids or bos_id name \[272\]; its ids go from 0 to 271"):
         use(folder)
 
 
