@@ -113,7 +113,8 @@ class Layers:
             return seen
 
         x = self.model.layer(i, x, self._step(answer))
-        return x, written[0]
+        (pool,) = written  # a layer asks once: the contract
+        return x, pool
 
     def _loop(
         self, layers: list[int], options: dict[str, Any], x: jax.Array, pool: jax.Array

@@ -9,6 +9,8 @@ on one axis; there is no batch axis and no padding inside a sequence.
         def layer(self, i, x, step): ...      # Float[T, D] -> Float[T, D], calls step.attend(i, q, k, v, scale=...)
         def logits(self, x): ...              # Float[R, D] -> Float[R, V]
 
+Each layer calls ``step.attend`` exactly once, with its own number i; nothing else calls it. A layer has one cache, and
+the engine cuts layers in two at that call.
 Each parameter declares logical axes once (see ``sharding.rules.LOGICAL_AXES``) as ``nnx.Param`` metadata.
 """
 
@@ -86,7 +88,6 @@ class LayerCache:
     num_kv_heads: int
     head_dim: int
     num_heads: int
-    window: int | None
     dtype: DTypeLike
 
 
@@ -97,38 +98,41 @@ def trace_layer_caches(graphdef: Any, params: Any) -> tuple[list[LayerCache], in
     for a module that does not keep the contract.
     """
     found: dict[int, LayerCache] = {}
-    num_layers = 0
+    at: int | None = None  # the layer that runs
+    rule = "each layer must call it exactly once, with its own number"
 
     def record(query: Query) -> jax.Array:
+        if at is None:
+            raise UnsupportedModel(f"step.attend was called outside of the layers; {rule}")
+        if query.layer != at:
+            raise UnsupportedModel(f"layer {at} called step.attend with the number {query.layer}; {rule}")
+        if at in found:
+            raise UnsupportedModel(f"layer {at} called step.attend twice; {rule}")
         if query.k is None:
             raise UnsupportedModel(f"layer {query.layer} reads another layer's cache (k=None); that is not built yet")
         found[query.layer] = LayerCache(
             num_kv_heads=query.k.shape[1],
             head_dim=query.k.shape[2],
             num_heads=query.q.shape[1],
-            window=query.window,
             dtype=query.k.dtype,
         )
         return query.q
 
     def run(tokens: jax.Array, leaves: Any) -> jax.Array:
-        nonlocal num_layers
+        nonlocal at
         model = nnx.merge(graphdef, leaves)
         absent = [name for name in ("num_layers", "embed", "layer", "logits") if not hasattr(model, name)]
         if absent:
             raise UnsupportedModel(f"{type(model).__name__} has no {', '.join(absent)}; see jserve.models.contract")
-        num_layers = model.num_layers
         step = Step(positions=jnp.zeros_like(tokens), valid=jnp.ones(tokens.shape, bool), answer=record)
         x = model.embed(tokens, step)
-        for i in range(num_layers):
-            x = model.layer(i, x, step)
+        for at in range(model.num_layers):
+            x = model.layer(at, x, step)
+            if at not in found:
+                raise UnsupportedModel(f"layer {at} did not call step.attend; {rule}")
+        at = None
         return model.logits(x)
 
     tokens = jax.ShapeDtypeStruct((1,), jnp.int32)
     out = jax.eval_shape(run, tokens, params)
-    if sorted(found) != list(range(num_layers)):
-        raise UnsupportedModel(
-            f"step.attend was called for layers {sorted(found)}; "
-            f"each of layers 0 to {num_layers - 1} must call it with its own number"
-        )
-    return [found[i] for i in range(num_layers)], int(out.shape[-1])
+    return list(found.values()), int(out.shape[-1])

@@ -10,7 +10,7 @@ from jserve.testing.models import tiny_llama
 
 
 class Odd(nnx.Module):
-    """Layers that attend, or do not, as they are told."""
+    """Layer i attends once with each number of ``calls[i]``."""
 
     def __init__(self, calls, *, own_cache=True):
         self.num_layers = len(calls)
@@ -22,10 +22,13 @@ class Odd(nnx.Module):
         return self.table[...][tokens]
 
     def layer(self, i, x, step):
-        if self.calls[i] is None:
-            return x
+        for number in self.calls[i]:
+            x = self.attend(number, x, step)
+        return x
+
+    def attend(self, number, x, step):
         q = x[:, None]
-        return step.attend(self.calls[i], q, *((q, q) if self.own_cache else (None, None)), scale=1.0)[:, 0]
+        return step.attend(number, q, *((q, q) if self.own_cache else (None, None)), scale=1.0)[:, 0]
 
     def logits(self, x):
         return x @ self.table[...].T
@@ -42,20 +45,36 @@ def trace(module):
 
 
 def test_every_layers_cache_and_the_width_of_the_head():
-    layer = LayerCache(num_kv_heads=1, head_dim=4, num_heads=1, window=None, dtype=jnp.float32)
-    assert trace(Odd((0, 1, 2))) == ([layer] * 3, 8)
+    layer = LayerCache(num_kv_heads=1, head_dim=4, num_heads=1, dtype=jnp.float32)
+    assert trace(Odd(((0,), (1,), (2,)))) == ([layer] * 3, 8)
     graphdef, params = tiny_llama(vocab_size=100)
     assert trace_layer_caches(graphdef, params)[1] == 100
 
 
-@pytest.mark.parametrize("calls", [(0, None), (None, 1), (0, 0), (1, 2)])
-def test_a_layer_that_does_not_attend_with_its_own_number_is_refused(calls):
-    with pytest.raises(UnsupportedModel, match="each of layers 0 to 1 must call it"):
-        trace(Odd(calls))
+class Early(Odd):
+    def embed(self, tokens, step):
+        return self.attend(0, super().embed(tokens, step), step)
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (Odd(((0,), ())), "layer 1 did not call step.attend"),
+        (Odd(((), (1,))), "layer 0 did not call step.attend"),
+        (Odd(((0,), (0,))), "layer 1 called step.attend with the number 0"),
+        (Odd(((1,), (0,))), "layer 0 called step.attend with the number 1"),
+        (Odd(((0,), (1, 1))), "layer 1 called step.attend twice"),
+        (Odd(((0,), (1, 2))), "layer 1 called step.attend with the number 2"),
+        (Early(((0,), (1,))), "step.attend was called outside of the layers"),
+    ],
+)
+def test_a_layer_attends_once_and_with_its_own_number(module, words):
+    with pytest.raises(UnsupportedModel, match=f"{words}; each layer must call it exactly once, with its own number"):
+        trace(module)
 
 
 def test_what_is_not_built_and_what_is_not_of_the_contract_is_named():
     with pytest.raises(UnsupportedModel, match="layer 0 reads another layer's cache"):
-        trace(Odd((0,), own_cache=False))
+        trace(Odd(((0,),), own_cache=False))
     with pytest.raises(UnsupportedModel, match="Whole has no num_layers, embed, layer, logits"):
         trace(Whole())

@@ -124,7 +124,7 @@ def test_abstract_build_is_the_same_graph_without_arrays():
 def test_the_engine_can_trace_its_cache():
     graphdef, state = build_abstract(family("llama"), LlamaConfig(**TINY_LLAMA), jnp.float32)
     caches, vocab = trace_layer_caches(graphdef, nnx.to_pure_dict(state))
-    one = LayerCache(num_kv_heads=2, head_dim=16, num_heads=4, window=None, dtype=jnp.dtype(jnp.float32))
+    one = LayerCache(num_kv_heads=2, head_dim=16, num_heads=4, dtype=jnp.dtype(jnp.float32))
     assert caches == [one, one]
     assert vocab == 256
 
