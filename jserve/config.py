@@ -64,9 +64,9 @@ class ServeConfig:
     page_size: int | None = None
     """Tokens of one KV cache page. Default: 16 on CPU, 64 on GPU, 128 on TPU."""
     num_pages: int | None = None
-    """KV cache pages. Default: from memory_fraction; on CPU from 512 MiB."""
+    """KV cache pages. Default: what memory_fraction leaves; on CPU 512 MiB of it at most."""
     memory_fraction: float = 0.9
-    """Share of an accelerator's memory that weights and cache may fill."""
+    """Share of a device's memory, on CPU the machine's, that weights and cache may fill."""
     max_dispatch_ms: float = 50.0
     """Longest run of decode steps between two host decisions, in milliseconds."""
 

@@ -22,7 +22,7 @@ from jserve.engine.buckets import Buckets
 from jserve.engine.contract import EngineLimits
 from jserve.engine.engine import Engine
 from jserve.engine.executor import CompileProgress, Executor
-from jserve.engine.memory import DEFAULT_PAGE_SIZE, plan_memory
+from jserve.engine.memory import DEFAULT_PAGE_SIZE, exhaustion_in_words, plan_memory
 from jserve.engine.scheduler import SchedulerConfig
 from jserve.engine.state import CacheLayout
 from jserve.engine.store import ProgramStore
@@ -64,7 +64,8 @@ def build_engine(
     store: ProgramStore | None = None,
     compile_progress: Callable[[CompileProgress], None] | None = None,
 ) -> Engine:
-    """A started engine that has made a real token. Raises ConfigError, MeshError, DeviceError or UnsupportedModel."""
+    """A started engine that has made a real token. Raises ConfigError, MeshError, DeviceError, OutOfMemory or
+    UnsupportedModel."""
     platform = mesh.devices.flat[0].platform
     unbuilt = {axis: size for axis, size in mesh.shape.items() if size > 1 and axis != "tensor"}
     if unbuilt:
@@ -92,6 +93,7 @@ def build_engine(
         model_len=model.max_len,
         page_size=page_size,
         page_bytes=one_page.page_bytes // tensor,
+        page_rows=one_page.page_rows,
         param_bytes=_device_bytes(model.param_shapes),
     )
     num_tokens = config.max_num_tokens or _DEFAULT_NUM_TOKENS.get(platform, 2048)
@@ -123,7 +125,7 @@ def build_engine(
         vocab_size=vocab_size,
         own_code=model.own_code,
     )
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="load") as pool:
+    with exhaustion_in_words(memory), ThreadPoolExecutor(max_workers=1, thread_name_prefix="load") as pool:
         params = pool.submit(model.load)
         executor.compile(store=store, progress=compile_progress)
         executor.allocate(params.result())
@@ -138,7 +140,8 @@ def build_engine(
     engine = Engine(executor, limits=limits, max_dispatch_s=config.max_dispatch_ms / 1000)
     engine.start()
     try:
-        _warm(engine, memory.max_model_len)
+        with exhaustion_in_words(memory):
+            _warm(engine, memory.max_model_len)
     except BaseException:
         engine.close()
         raise
@@ -172,7 +175,9 @@ def _warm(engine: Engine, max_model_len: int) -> None:
     if not over.wait(_WARM_TIMEOUT_S):
         raise DeviceError(f"no token within {_WARM_TIMEOUT_S:.0f} s of the first dispatch")
     if last[-1].finish_reason is not FinishReason.LENGTH:
-        raise DeviceError(f"the first tokens failed: {last[-1].error or last[-1].finish_reason}; the log has the cause")
+        raise DeviceError(
+            f"the first tokens failed: {last[-1].error or last[-1].finish_reason}; the log has the cause"
+        ) from engine.fault
 
 
 def _device_bytes(shapes: Any) -> int:

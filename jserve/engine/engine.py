@@ -61,6 +61,7 @@ class Engine:
         self._over = False
         """Nothing takes the inbox any more."""
         self._failed: str | None = None
+        self._fault: Exception | None = None
         self._last_progress = clock()
         self._prompt_tokens = self._output_tokens = self._dispatches = 0
         self._compilations_at_ready: int | None = None
@@ -110,6 +111,11 @@ class Engine:
             failed=self._failed,
         )
 
+    @property
+    def fault(self) -> Exception | None:
+        """What brought the loop down."""
+        return self._fault
+
     def start(self) -> None:
         """Start the loop. Not ready yet: that is said by ``mark_ready``, after a warm token."""
         self._thread.start()
@@ -139,7 +145,8 @@ class Engine:
         failure = None
         try:
             self._loop()
-        except Exception:
+        except Exception as error:
+            self._fault = error
             failure = f"incident {uuid.uuid4().hex[:8]}"
             log.exception("the engine failed (%s)", failure)
         self._end_all(failure)

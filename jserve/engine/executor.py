@@ -86,8 +86,8 @@ class Executor:
 
     # --- start ----------------------------------------------------------------------------------------------------
 
-    def compile(self, *, store: ProgramStore | None, progress: Callable[[CompileProgress], None] | None = None) -> int:
-        """Have every program ready, in parallel, from the store where it has them; return how many it had."""
+    def compile(self, *, store: ProgramStore | None, progress: Callable[[CompileProgress], None] | None = None) -> None:
+        """Have every program ready, in parallel, from the store where it has them."""
         wanted = [("decode", n) for n in self.config.buckets.decode]
         wanted += [("mixed", n) for n in self.config.buckets.mixed]
         base = self._key_base() if store else ""
@@ -112,7 +112,6 @@ class Executor:
             except BaseException:  # an interrupt too: what has not begun need not
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-        return stored
 
     def _build(self, kind: str, size: int, store: ProgramStore | None, base: str) -> tuple[Compiled, bool]:
         lowered = None

@@ -66,6 +66,11 @@ class CacheLayout:
         """Bytes of one page over all layers, on all devices together."""
         return self.page_size * sum(kind.spec.token_bytes * len(kind.layers) for kind in self.kinds)
 
+    @property
+    def page_rows(self) -> int:
+        """Rows that one page takes in the pool of most layers, a row being the K or V of one head."""
+        return max(2 * kind.spec.num_kv_heads * len(kind.layers) for kind in self.kinds)
+
     def pool_shapes(self, mesh: Mesh) -> list[jax.ShapeDtypeStruct]:
         backend = mesh.devices.flat[0].platform
         sharding = NamedSharding(mesh, cache_partition("tensor"))

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from harness import VOCAB, Listener, make_engine, request, run, submit
+from jax.errors import JaxRuntimeError
 
 from jserve.engine.compiles import compilations
 from jserve.engine.executor import Executor
@@ -16,6 +17,7 @@ from jserve.errors import (
     EngineFailed,
     InvalidRequest,
     MeshError,
+    OutOfMemory,
     PromptTooLong,
     QueueFull,
     UnsupportedModel,
@@ -171,8 +173,18 @@ def test_a_deadline_ends_a_request_in_the_queue_and_in_decode(engine):
     past = time.monotonic() - 1
     (late,) = run(engine, request("late", PROMPTS[7], deadline=past))
     assert (late.reasons[0], late.tokens[0]) == (FinishReason.DEADLINE, [])
-    (cut,) = run(engine, request("cut", PROMPTS[0], 500, deadline=time.monotonic() + 0.05))
-    assert cut.reasons[0] is FinishReason.DEADLINE
+
+    class Slow(Listener):
+        """Holds the engine from its first tokens until the deadline is past, however quick the machine is."""
+
+        def __call__(self, deltas):
+            super().__call__(deltas)
+            time.sleep(max(0.0, deadline - time.monotonic()))
+
+    deadline = time.monotonic() + 0.5
+    cut = Slow()
+    engine.submit(request("cut", PROMPTS[0], 500, deadline=deadline), cut)
+    assert cut.wait().reasons[0] is FinishReason.DEADLINE
     assert len(cut.tokens[0]) < 500
 
 
@@ -306,8 +318,24 @@ def test_a_tokenizer_wider_than_the_head_is_refused():
 
 
 def test_a_pool_too_small_for_the_asked_length_is_refused_with_the_arithmetic():
-    from jserve.errors import OutOfMemory
-
     with pytest.raises(OutOfMemory, match=r"4 pages of 8 tokens.*64 tokens needs 8") as caught:
         make_engine(num_pages=4, max_model_len=64)
     assert "--max-model-len 32" in caught.value.fix
+
+
+def test_too_many_pages_are_refused_before_anything_compiles(monkeypatch):
+    monkeypatch.setattr("jserve.engine.memory._system_bytes", lambda: 2**30)
+    heard = []
+    with pytest.raises(OutOfMemory, match="1000000 pages of 8 tokens take"):
+        make_engine(num_pages=10**6, compile_progress=heard.append)
+    assert heard == []
+
+
+@pytest.mark.parametrize("stage", ["allocate", "dispatch"])
+def test_a_device_that_runs_out_of_memory_during_the_start_says_so(store, monkeypatch, stage, caplog):
+    def full(*_):
+        raise JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.")
+
+    monkeypatch.setattr(Executor, stage, full)
+    with pytest.raises(OutOfMemory, match=r"64 pages\) a device: RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes"):
+        make_engine(store)
