@@ -39,6 +39,8 @@ class Choice:
     """What must be in the cache before the next token: the prompt, and after a preemption the output so far."""
     prefilled: int = 0
     """How many of ``prefill_ids`` are planned."""
+    prompt_computed: int = 0
+    """Prompt tokens that have been computed, before a preemption or since."""
     in_flight: int = 0
     """Dispatched plans that name this choice and are not applied."""
     planned_tokens: int = 0
@@ -57,6 +59,13 @@ class Choice:
     def remaining(self) -> int:
         """Output tokens still allowed, if all plans in flight bring all they may."""
         return self.request.sampling.max_tokens - len(self.tokens) - self.planned_tokens
+
+    def note_prefilled(self, end: int) -> int:
+        """Take in that ``prefill_ids[:end]`` is computed; return how many tokens of the prompt are so for the first
+        time."""
+        new = max(0, min(end, len(self.request.prompt_ids)) - self.prompt_computed)
+        self.prompt_computed += new
+        return new
 
     def context_after(self, steps: int) -> int:
         """Most tokens in the cache after ``steps`` more decode steps: the last output token is never cached."""

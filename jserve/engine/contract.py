@@ -38,14 +38,15 @@ class EngineStats:
     pages_free: int
     pages_in_use: int
     prompt_tokens: int
-    """Prompt tokens computed."""
+    """Prompt tokens computed, each once: what is computed anew after a preemption does not count."""
     output_tokens: int
     dispatches: int
     preemptions: int
     compilations: int
     """Compilations of this process since the engine was ready; 0 is right."""
     last_progress: float
-    """Monotonic seconds at which the loop last came round."""
+    """Monotonic seconds of the newest sign of life: an idle loop came round, a dispatch ended; now, while the dispatch
+    that runs has not taken longer than it may."""
     ready: bool
     failed: str | None
     """What brought the engine down, or None."""

@@ -10,6 +10,7 @@ that (its choices stopped) is read at once, and the next plan knows what it free
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 import uuid
@@ -63,6 +64,8 @@ class Engine:
         self._failed: str | None = None
         self._fault: Exception | None = None
         self._last_progress = clock()
+        self._patient_until = -math.inf
+        """Until then the dispatch that runs may be merely slow, so that waiting for it counts as progress."""
         self._prompt_tokens = self._output_tokens = self._dispatches = 0
         self._compilations_at_ready: int | None = None
         self._watches = False
@@ -106,7 +109,7 @@ class Engine:
             dispatches=self._dispatches,
             preemptions=scheduler.preemptions,
             compilations=0 if ready is None else compilations.count - ready,
-            last_progress=self._last_progress,
+            last_progress=max(self._last_progress, min(self._clock(), self._patient_until)),
             ready=ready is not None and self._failed is None and not self._stopping,
             failed=self._failed,
         )
@@ -164,6 +167,8 @@ class Engine:
             plan = self._scheduler.plan(now, max_steps=self._pace.steps())
             following = None
             if plan is not None:
+                if running is None:  # some devices run it within the call
+                    self._patient_until = now + self._pace.patience(plan)
                 following = self._executor.dispatch(plan)
                 self._dispatches += 1
                 self._live.note_scheduled(row.choice for row in plan.rows)
@@ -175,7 +180,7 @@ class Engine:
             if running is not None:
                 expected = self._pace.expect(running.plan)
                 due = begun + 0.9 * expected - 0.002
-            self._last_progress = self._clock()
+                self._patient_until = begun + self._pace.patience(running.plan)
         if running is not None:
             self._executor.fetch(running)
 
@@ -196,20 +201,24 @@ class Engine:
                 inbox, self._inbox = self._inbox, []
             for command in inbox:
                 command()
-            self._last_progress = self._clock()
             if running is not None:
                 if running.done or self._clock() >= due:
                     return not self._stopping
-            elif not self._scheduler.idle:
+                continue
+            self._last_progress = self._clock()
+            if not self._scheduler.idle:
                 return not self._stopping
-            elif not inbox:
+            if not inbox:
                 self._scheduler.check()
 
     def _finish(self, running: Running, begun: float) -> None:
         emitted = self._executor.fetch(running)
+        self._last_progress = self._clock()
+        self._patient_until = -math.inf
         steps = max((len(e.tokens) for e in emitted), default=1) if running.plan.kind == "decode" else 1
         self._pace.record(running.plan, self._clock() - begun, steps)
-        self._prompt_tokens += sum(row.q_len for row in running.plan.rows if row.start >= 0)
+        prompts = [row for row in running.plan.rows if row.start >= 0]
+        self._prompt_tokens += sum(row.choice.note_prefilled(row.start + row.q_len) for row in prompts)
         news = self._scheduler.apply(running.plan, emitted)
         self._output_tokens += sum(len(result.tokens) for _, result, _ in news)
         self._live.deliver(news)

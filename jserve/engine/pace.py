@@ -1,6 +1,9 @@
-"""How long dispatches take, so that a decode dispatch fits its time and the next plan is made just before it is due."""
+"""How long dispatches take, so that a decode dispatch fits its time, the next plan is made just before it is due, and
+a slow dispatch is told from one that hangs."""
 
 from __future__ import annotations
+
+import math
 
 from jserve.engine.plan import StepPlan
 
@@ -8,6 +11,10 @@ __all__ = ["Pace"]
 
 _WEIGHT = 0.25
 """Share of a new reading in the moving average."""
+_SLOW = 5.0
+"""A dispatch may take so many times what it should before it counts as hanging: other load, longer contexts."""
+_LONGEST_FIRST_S = 120.0
+"""How long the first dispatch of a program may take before it counts as hanging."""
 
 
 class Pace:
@@ -27,8 +34,13 @@ class Pace:
         return max(1, min(self._max_steps, int(self._max_dispatch_s / max(step_s, 1e-6))))
 
     def expect(self, plan: StepPlan) -> float:
-        """Seconds that a plan should take; 0 where its program has not run yet."""
-        return self._step_s.get((plan.kind, plan.bucket), 0.0) * _steps(plan)
+        """Seconds that a plan should take; infinite where its program has not run yet."""
+        return self._step_s.get((plan.kind, plan.bucket), math.inf) * _steps(plan)
+
+    def patience(self, plan: StepPlan) -> float:
+        """Seconds that a plan may take and be merely slow."""
+        expected = self.expect(plan)
+        return _SLOW * expected if math.isfinite(expected) else _LONGEST_FIRST_S
 
     def record(self, plan: StepPlan, seconds: float, steps: int) -> None:
         """Take in that ``plan`` took ``seconds`` for the ``steps`` steps it really made. One that made none, as all its

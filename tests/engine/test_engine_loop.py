@@ -14,6 +14,7 @@ from jserve.engine.engine import Engine
 from jserve.engine.scheduler import SchedulerConfig
 from jserve.errors import Draining
 from jserve.request import FinishReason
+from jserve.serving.health import Health, Watchdog
 
 STOP = 9
 STEP_S = 0.05
@@ -24,17 +25,32 @@ class Dispatched:
     plan: object
     emitted: list
     ready: float
+    go: threading.Event
 
     @property
     def done(self):
-        return time.monotonic() >= self.ready
+        return self.go.is_set() and time.monotonic() >= self.ready
+
+
+@dataclass
+class Clock:
+    """The machine's, and what a test adds."""
+
+    added: float = 0.0
+
+    def __call__(self):
+        return time.monotonic() + self.added
 
 
 @dataclass
 class Device:
-    """Takes ``STEP_S`` a step; a choice stops with its token number ``stop_at``, 1 being the first."""
+    """Takes ``step_s`` a step; a choice stops with its token number ``stop_at``, 1 being the first."""
 
     stop_at: int = 10**9
+    step_s: float = STEP_S
+    go: threading.Event = field(default_factory=threading.Event)
+    """While it is not set, no dispatch ends."""
+    on_dispatch: object = None
     plans: list = field(default_factory=list)
     broken: threading.Event = field(default_factory=threading.Event)
     config: SchedulerConfig = field(
@@ -49,6 +65,9 @@ class Device:
         )
     )
 
+    def __post_init__(self):
+        self.go.set()
+
     def dispatch(self, plan):
         if self.broken.is_set():
             raise RuntimeError("device lost")
@@ -59,9 +78,12 @@ class Device:
             count = min(row.tokens, self.stop_at - made)
             emitted.append(Emitted(tokens=tuple(STOP if made + i == self.stop_at else 1 for i in range(1, count + 1))))
         steps = max(len(e.tokens) for e in emitted)
-        return Dispatched(plan, emitted, time.monotonic() + STEP_S * steps)
+        if self.on_dispatch:
+            self.on_dispatch(plan)
+        return Dispatched(plan, emitted, time.monotonic() + self.step_s * steps, self.go)
 
     def fetch(self, running):
+        running.go.wait(60)
         time.sleep(max(0.0, running.ready - time.monotonic()))
         return running.emitted
 
@@ -70,9 +92,9 @@ class Device:
 def started():
     engines = []
 
-    def start(device):
+    def start(device, clock=time.monotonic):
         limits = EngineLimits(max_model_len=256, vocab_size=64, max_num_seqs=2, num_pages=64, page_size=8, max_queue=8)
-        engine = Engine(device, limits=limits, max_dispatch_s=100.0)
+        engine = Engine(device, limits=limits, max_dispatch_s=100.0, clock=clock)
         engines.append(engine)
         engine.start()
         return engine
@@ -138,3 +160,93 @@ def test_a_stopped_engine_sends_requests_elsewhere(started):
         engine.submit(request("a", [1]), Listener())
     engine.cancel("a")
     assert engine._inbox == []
+
+
+def plans_after(device, count):
+    deadline = time.monotonic() + 10
+    while len(device.plans) <= count:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_slow_dispatch_is_no_hang_and_a_hang_is_found(started, known):
+    clock, device = Clock(), Device(step_s=0.001)
+    engine = started(device, clock)
+    engine.mark_ready()
+    watchdog = Watchdog(engine, lambda _: None, stall_s=8.0, clock=clock)
+    for name, seconds in [("reading", 20.0)] * known + [("watched", 99.0 if known else 119.0)]:
+        before = len(device.plans)
+        device.go.clear()
+        listener = Listener()
+        engine.submit(request(name, [1], 2), listener)
+        plans_after(device, before)
+        assert watchdog.look() is Health.SERVING
+        clock.added += seconds
+        if known and name == "watched":
+            plans_after(device, before + 1)  # due: the loop has planned ahead, and waits for the result
+        assert watchdog.look() is Health.SERVING
+        if name == "watched":
+            clock.added += 30.0
+            assert watchdog.look() is Health.STALLED
+        device.go.set()
+        listener.wait()
+    assert watchdog.look() is Health.SERVING
+
+
+def test_requests_are_taken_in_while_a_program_runs_for_the_first_time(started):
+    device = Device()
+    engine = started(device)
+    device.go.clear()
+    first, second = Listener(), Listener()
+    engine.submit(request("first", [1], 2), first)
+    plans_after(device, 0)
+    engine.submit(request("second", [1], 2), second)
+    engine.cancel("second")
+    assert second.wait().reasons[0] is FinishReason.CANCELLED
+    assert not first.reasons
+    device.go.set()
+    first.wait()
+
+
+PROMPT = [1] * 100
+MOMENTS = {
+    "prefill": lambda plan, row: 0 < row.start < 64,
+    "last chunk": lambda plan, row: row.start >= 0 and row.samples,
+    "decode": lambda plan, row: plan.kind == "decode" and len(row.choice.tokens) > 1,
+    "last token": lambda plan, row: row.choice.remaining == 0,
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("alone", [True, False])
+def test_slot_and_pages_are_free_within_two_dispatches_of_a_cancel(started, moment, alone):
+    device = Device(step_s=0.005)
+    engine = started(device)
+    cancelled_at, left = [], []
+
+    def watch(plan):
+        for row in plan.rows:
+            if row.choice.request.request_id == "gone" and not cancelled_at and MOMENTS[moment](plan, row):
+                cancelled_at.append(len(device.plans))
+                engine.cancel("gone")
+
+    class Leaving(Listener):
+        def __call__(self, deltas):  # on the engine's thread: nothing moves meanwhile
+            engine._scheduler.check()
+            names = [choice.request.request_id for choice in engine._scheduler.running]
+            left.append((len(device.plans), names, engine.stats().pages_in_use))
+            super().__call__(deltas)
+
+    device.on_dispatch = watch
+    neighbour, gone = Listener(), Leaving()
+    if not alone:
+        engine.submit(request("neighbour", [1], 200), neighbour)
+        neighbour.first.wait(10)
+    engine.submit(request("gone", PROMPT, 100), gone)
+    gone.wait()
+    plans, names, pages = left[-1]
+    assert plans - cancelled_at[0] <= 2
+    assert "gone" not in names
+    if alone:
+        assert pages == 0

@@ -1,5 +1,7 @@
 """How long dispatches take, from readings."""
 
+import math
+
 import pytest
 
 from jserve.engine.choice import Choice
@@ -13,7 +15,7 @@ def plan(kind="decode", bucket=4, tokens=8):
 
 def test_steps_fit_the_dispatch_by_the_last_decode_programs_pace():
     pace = Pace(max_dispatch_s=0.05, max_steps=32)
-    assert (pace.steps(), pace.expect(plan())) == (1, 0.0)
+    assert (pace.steps(), pace.expect(plan())) == (1, math.inf)
     pace.record(plan(), 0.04, 4)
     assert pace.steps() == 5
     assert pace.expect(plan(tokens=3)) == pytest.approx(0.03)
@@ -33,3 +35,11 @@ def test_a_reading_moves_the_average_by_a_quarter_and_no_step_is_no_reading():
     assert pace.expect(plan(tokens=1)) == pytest.approx(0.1)
     pace.record(plan(), 0.4, 2)
     assert pace.expect(plan(tokens=1)) == pytest.approx(0.125)
+
+
+def test_a_dispatch_may_take_five_times_its_expectation_and_two_minutes_at_first():
+    pace = Pace(max_dispatch_s=0.05, max_steps=32)
+    assert pace.patience(plan()) == 120.0
+    pace.record(plan(), 8.0, 4)
+    assert pace.patience(plan(tokens=3)) == pytest.approx(30.0)
+    assert pace.patience(plan("mixed", 32)) == 120.0
