@@ -3,6 +3,9 @@
 JAX's own persistent cache checks neither a key nor the content of an entry, so jserve keeps its own. A serialized
 executable is unpickled to load it, and unpickling runs code: an entry is read only if an HMAC over its key and body,
 made with a key file that only this user can read, is right. Anything odd counts as absent, and is compiled anew.
+
+Other settings, sources and versions have other keys, so entries come and are never overwritten. Each time a store is
+opened, those used longest ago go until the rest is within a bound.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ import os
 import pickle
 import secrets
 import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import jax
@@ -24,6 +29,10 @@ __all__ = ["ProgramStore"]
 
 _MAGIC = b"jserve-program-1\n"
 _MAC_BYTES = 32
+_MAX_BYTES = 2 * 2**30
+"""Entries together, when a store is opened: a few hundred programs of a CPU."""
+_STALE_S = 3600.0
+"""Older drafts are of processes that died while they wrote."""
 log = logging.getLogger(__name__)
 
 
@@ -33,7 +42,7 @@ class ProgramStore:
     Raises OSError for a folder that cannot be made, written to, or that belongs to another user.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, max_bytes: int = _MAX_BYTES) -> None:
         self.folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         owner = folder.stat().st_uid
@@ -41,6 +50,7 @@ class ProgramStore:
             raise PermissionError(f"{folder} belongs to user {owner}; programs are loaded from one's own folder only")
         folder.chmod(0o700)
         self._secret = _secret(folder / "key")
+        _prune(folder, max_bytes)
 
     @classmethod
     def open(cls, folder: Path) -> ProgramStore | None:
@@ -60,6 +70,8 @@ class ProgramStore:
         path = self.path(key)
         try:
             data = path.read_bytes()
+            with suppress(OSError):
+                os.utime(path)  # used now: pruning goes by it
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -103,6 +115,30 @@ class ProgramStore:
         mac = hmac.new(self._secret, digestmod=hashlib.sha256)
         mac.update(len(key.encode()).to_bytes(8, "big") + key.encode() + body)
         return mac.digest()
+
+
+def _prune(folder: Path, max_bytes: int) -> None:
+    """Remove drafts that nobody finishes, and entries beyond ``max_bytes``, those used longest ago first.
+
+    Other processes may do the same, or load and save, at any moment: a file that is gone already is no error, and an
+    entry that one of them wanted is compiled anew.
+    """
+    entries = []
+    for path in folder.iterdir():
+        with suppress(OSError):
+            stat = path.stat()
+            draft = path.suffix == ".tmp" or path.name.startswith("key.")
+            if draft and time.time() - stat.st_mtime > _STALE_S:
+                path.unlink()
+            elif path.suffix == ".program" and path.is_file():
+                entries.append((stat.st_mtime, stat.st_size, path))
+    total = sum(size for _, size, _ in entries)
+    for _, size, path in sorted(entries):
+        if total <= max_bytes:
+            return
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+            total -= size
 
 
 def _secret(path: Path) -> bytes:

@@ -1,3 +1,7 @@
+import os
+import time
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -111,3 +115,46 @@ def test_a_disk_that_fills_up_is_left_as_it_was(store, program, monkeypatch):
     monkeypatch.setattr("jserve.engine.store.Path.replace", full)
     store.save("key", program)
     assert sorted(store.folder.iterdir()) == before
+
+
+def aged(path, seconds):
+    then = time.time() - seconds
+    os.utime(path, (then, then))
+
+
+def test_opening_drops_the_entries_used_longest_ago_beyond_the_bound(store, program):
+    for age, key in enumerate(["new", "middle", "old", "used"], start=1):
+        store.save(key, program)
+        aged(store.path(key), age * 1000)
+    assert store.load("used", DEVICES) is not None
+    size = store.path("new").stat().st_size
+    ProgramStore(store.folder, max_bytes=4 * size)
+    assert all(store.path(key).exists() for key in ("new", "middle", "old", "used"))
+    ProgramStore(store.folder, max_bytes=2 * size)
+    assert [key for key in ("new", "middle", "old", "used") if store.path(key).exists()] == ["new", "used"]
+
+
+def test_opening_removes_what_dead_processes_left_half_written(store):
+    drafts = [store.folder / name for name in ("tmpold.tmp", "key.7.ab", "tmpnew.tmp", "key.8.cd")]
+    for path in drafts:
+        path.touch()
+    for path in (*drafts[:2], store.folder / "key"):
+        aged(path, 7200)
+    ProgramStore(store.folder)
+    assert [path.exists() for path in (*drafts, store.folder / "key")] == [False, False, True, True, True]
+
+
+def test_an_entry_that_another_process_removes_first_counts_as_removed(store, program, monkeypatch):
+    for age, key in enumerate(["new", "old"], start=1):
+        store.save(key, program)
+        aged(store.path(key), age * 1000)
+    unlink = Path.unlink
+
+    def late(path, **options):
+        os.remove(path)
+        unlink(path, **options)
+
+    monkeypatch.setattr("jserve.engine.store.Path.unlink", late)
+    ProgramStore(store.folder, max_bytes=store.path("new").stat().st_size)
+    assert not store.path("old").exists()
+    assert store.path("new").exists()
