@@ -1,10 +1,19 @@
-"""Strictness for every test: no silent promotion, no warnings, shapes checked at run time."""
+"""Strictness for every test: no silent promotion, no warnings, shapes and types checked at run time.
+
+``CHECKED`` are the modules whose functions and dataclasses take arrays: beartype holds each call against its
+annotations. It must stand before the first import of any of them.
+"""
 
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
+from jaxtyping import install_import_hook
+
+CHECKED = ["jserve.models", *(f"jserve.engine.{name}" for name in ("forward", "plan", "sampler", "state", "step"))]
+# The tower: an int is as good as a float, as type checkers have it.
+install_import_hook(CHECKED, "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")

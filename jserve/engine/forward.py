@@ -20,8 +20,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.errors import UnexpectedTracerError
 from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Bool, Float, Int32
 
 from jserve.engine.state import CacheLayout
 from jserve.models.contract import Query, Step
@@ -29,8 +31,10 @@ from pallas_kernels.ragged_paged_attention import cache_partition, ragged_paged_
 
 __all__ = ["Batch", "Layers", "Pools"]
 
-Pools = list[jax.Array]
-Arrays = tuple[jax.Array, jax.Array | None, jax.Array | None, jax.Array | None]
+Pools = list[Array]
+Stream = Float[Array, "T D"]
+Heads = Float[Array, "T H Dh"]
+Arrays = tuple[Heads, Float[Array, "T K Dh"] | None, Float[Array, "T K Dh"] | None, Float[Array, " H"] | None]
 """q, k, v and sinks of a Query."""
 
 
@@ -38,12 +42,12 @@ Arrays = tuple[jax.Array, jax.Array | None, jax.Array | None, jax.Array | None]
 class Batch:
     """The tokens of one step, and where they belong in the kernel's terms."""
 
-    positions: jax.Array  # Int32[T]
-    valid: jax.Array  # Bool[T]
-    page_table: jax.Array  # Int32[S, W]
-    kv_lens: jax.Array  # Int32[S]
-    cu_q_lens: jax.Array  # Int32[S + 1]
-    distribution: jax.Array  # Int32[3]
+    positions: Int32[Array, " T"]
+    valid: Bool[Array, " T"]
+    page_table: Int32[Array, "S W"]
+    kv_lens: Int32[Array, " S"]
+    cu_q_lens: Int32[Array, " S+1"]
+    distribution: Int32[Array, " 3"]
 
 
 class _Asked(Exception):
@@ -67,13 +71,13 @@ class Layers:
     def outside(self) -> Step:
         """The step for what is no layer: nothing to attend to."""
 
-        def refuse(_: Query) -> jax.Array:
+        def refuse(_: Query) -> Heads:
             raise ValueError("step.attend may be called by a layer only")
 
         return self._step(refuse)
 
-    def __call__(self, x: jax.Array, pools: Pools) -> tuple[jax.Array, Pools]:
-        """x ``[T, D]`` through every layer; the pools with this step's K and V written."""
+    def __call__(self, x: Stream, pools: Pools) -> tuple[Stream, Pools]:
+        """x through every layer; the pools with this step's K and V written."""
         pools = list(pools)
         for (pool, query), members in groupby(range(self.model.num_layers), key=lambda i: self._alike(i, x)):
             layers = list(members)
@@ -84,14 +88,14 @@ class Layers:
                 x, pools[pool] = self._loop(layers, dict(query[0]), x, pools[pool])
         return x, pools
 
-    def _alike(self, i: int, x: jax.Array) -> tuple[int, tuple[Any, ...] | None]:
+    def _alike(self, i: int, x: Stream) -> tuple[int, tuple[Any, ...] | None]:
         """Layer i's pool, and what it asks of attention; None where the layer cannot or need not be cut in two."""
         pool = self.layout.place(i)[0]
         if self.mesh.devices.flat[0].platform != "cpu":
             return pool, None
         options: dict[str, Any] = {}
 
-        def before(x: jax.Array) -> Arrays:
+        def before(x: Stream) -> Arrays:
             query = self._ask(i, x)
             options.update(_options(query))
             return _arrays(query)
@@ -102,11 +106,11 @@ class Layers:
             return pool, None
         return pool, (tuple(options.items()), tuple(s and (s.shape, s.dtype) for s in shapes))
 
-    def _whole(self, i: int, x: jax.Array, pool: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _whole(self, i: int, x: Stream, pool: Array) -> tuple[Stream, Array]:
         """Layer i in one piece."""
         written = []
 
-        def answer(query: Query) -> jax.Array:
+        def answer(query: Query) -> Heads:
             first_page = jnp.int32(self.layout.place(i)[1])
             seen, new_pool = self._attention(_arrays(query), _options(query), pool, first_page)
             written.append(new_pool)
@@ -116,21 +120,19 @@ class Layers:
         (pool,) = written  # a layer asks once: the contract
         return x, pool
 
-    def _loop(
-        self, layers: list[int], options: dict[str, Any], x: jax.Array, pool: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
+    def _loop(self, layers: list[int], options: dict[str, Any], x: Stream, pool: Array) -> tuple[Stream, Array]:
         """Layers that ask the same, as one loop."""
         first_pages = jnp.asarray([self.layout.place(i)[1] for i in layers], jnp.int32)
 
-        def before(i: int) -> Callable[[jax.Array], Arrays]:
+        def before(i: int) -> Callable[[Stream], Arrays]:
             return lambda x: _arrays(self._ask(i, x))
 
-        def after(i: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
+        def after(i: int) -> Callable[[Stream, Heads], Stream]:
             return lambda x, seen: self.model.layer(i, x, self._step(lambda _: seen))
 
         befores, afters = [before(i) for i in layers], [after(i) for i in layers]
 
-        def body(at: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        def body(at: Int32[Array, ""], carry: tuple[Stream, Array]) -> tuple[Stream, Array]:
             x, pool = carry
             seen, pool = self._attention(jax.lax.switch(at, befores, x), options, pool, first_pages[at])
             return jax.lax.switch(at, afters, x, seen), pool
@@ -140,7 +142,7 @@ class Layers:
     def _ask(self, i: int, x: jax.Array) -> Query:
         """What layer i wants to know of attention."""
 
-        def ask(query: Query) -> jax.Array:
+        def ask(query: Query) -> Heads:
             raise _Asked(query)
 
         try:
@@ -149,25 +151,25 @@ class Layers:
             return asked.query
         raise ValueError(f"layer {i} returned without calling step.attend")
 
-    def _step(self, answer: Callable[[Query], jax.Array]) -> Step:
+    def _step(self, answer: Callable[[Query], Heads]) -> Step:
         return Step(positions=self.batch.positions, valid=self.batch.valid, answer=answer)
 
     def _attention(
-        self, arrays: Arrays, options: dict[str, Any], pool: jax.Array, first_page: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
+        self, arrays: Arrays, options: dict[str, Any], pool: Array, first_page: Int32[Array, ""]
+    ) -> tuple[Heads, Array]:
         """The kernel, with heads sharded over ``tensor``; a layer's pages begin at ``first_page`` of the flat pool."""
         batch = self.batch
         # Ids that name no page stay out of the pool.
         table = jnp.where(batch.page_table >= 0, batch.page_table + first_page, pool.shape[0])
 
         def kernel(
-            q: jax.Array,
-            k: jax.Array | None,
-            v: jax.Array | None,
-            cache: jax.Array,
-            sinks: jax.Array | None,
-            *where: jax.Array,
-        ) -> tuple[jax.Array, ...]:
+            q: Heads,
+            k: Float[Array, "T K Dh"] | None,
+            v: Float[Array, "T K Dh"] | None,
+            cache: Array,
+            sinks: Float[Array, " H"] | None,
+            *where: Int32[Array, " ..."],
+        ) -> tuple[Array, ...]:
             return ragged_paged_attention(q, k, v, cache, *where, sinks=sinks, **options)
 
         if self.mesh.shape["tensor"] > 1:

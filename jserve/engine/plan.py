@@ -1,7 +1,8 @@
 """What one dispatch does, in numpy: all that the device needs to know from the host. No JAX.
 
-Every array leads with ``[data, microbatch]``, both 1 until meshes use them. The letters below leave the two out:
-``S`` rows (choices), ``T`` tokens, ``W`` pages a table row. A row of padding has ``slot == num_slots``.
+Every array leads with ``[data, microbatch]``, both 1 until meshes use them; inside the compiled step the two are
+gone. Letters: ``S`` rows (choices), ``T`` tokens, ``W`` pages a table row, ``N`` MAX_STOP_TOKENS. A row of padding has
+``slot == num_slots``.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
+from jaxtyping import Bool, Float32, Int32, Shaped, UInt32
 
 from jserve.engine.choice import Choice
 from jserve.request import MAX_STOP_TOKENS
@@ -25,34 +27,34 @@ Leaf: TypeAlias = Any
 class RowArrays(NamedTuple):
     """One row a choice: where it lies and how it samples. An option that is off has its neutral value."""
 
-    slot: Leaf  # Int32[S], num_slots for padding
-    page_table: Leaf  # Int32[S, W], -1 where no page is
-    key: Leaf  # UInt32[S, 2], the seed's high and low half
-    choice: Leaf  # Int32[S]
-    temperature: Leaf  # Float32[S], 0 is greedy
-    top_p: Leaf  # Float32[S], 1 is off
-    min_p: Leaf  # Float32[S], 0 is off
-    top_k: Leaf  # Int32[S], 0 is off
-    min_tokens: Leaf  # Int32[S]
-    max_tokens: Leaf  # Int32[S]
-    stop_ids: Leaf  # Int32[S, MAX_STOP_TOKENS], -1 where none is
-    logprobs: Leaf  # Bool[S]
+    slot: Int32[Leaf, "*lead S"]  # num_slots for padding
+    page_table: Int32[Leaf, "*lead S W"]  # -1 where no page is
+    key: UInt32[Leaf, "*lead S 2"]  # the seed's high and low half
+    choice: Int32[Leaf, "*lead S"]
+    temperature: Float32[Leaf, "*lead S"]  # 0 is greedy
+    top_p: Float32[Leaf, "*lead S"]  # 1 is off
+    min_p: Float32[Leaf, "*lead S"]  # 0 is off
+    top_k: Int32[Leaf, "*lead S"]  # 0 is off
+    min_tokens: Int32[Leaf, "*lead S"]
+    max_tokens: Int32[Leaf, "*lead S"]
+    stop_ids: Int32[Leaf, "*lead S N"]  # -1 where none is
+    logprobs: Bool[Leaf, "*lead S"]
 
 
 class DecodeArrays(NamedTuple):
     rows: RowArrays
-    steps: Leaf  # Int32[], most steps of the loop
-    leave_early: Leaf  # Bool[], leave the loop as soon as a row has ended
+    steps: Int32[Leaf, "*lead"]  # most steps of the loop
+    leave_early: Bool[Leaf, "*lead"]  # leave the loop as soon as a row has ended
 
 
 class MixedArrays(NamedTuple):
     rows: RowArrays
-    tokens: Leaf  # Int32[T], prompt tokens; 0 for the token of a decode row, which the device knows
-    cu_q_lens: Leaf  # Int32[S + 1]
-    distribution: Leaf  # Int32[3]
-    start: Leaf  # Int32[S], tokens already in the cache; -1 for a decode row, which the device knows
-    generated: Leaf  # Int32[S], output tokens before this step; -1 for a decode row
-    samples: Leaf  # Bool[S], whether the row's last token leads to a new one
+    tokens: Int32[Leaf, "*lead T"]  # prompt tokens; 0 for the token of a decode row, which the device knows
+    cu_q_lens: Int32[Leaf, "*lead S+1"]
+    distribution: Int32[Leaf, "*lead 3"]
+    start: Int32[Leaf, "*lead S"]  # tokens already in the cache; -1 for a decode row, which the device knows
+    generated: Int32[Leaf, "*lead S"]  # output tokens before this step; -1 for a decode row
+    samples: Bool[Leaf, "*lead S"]  # whether the row's last token leads to a new one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +124,7 @@ def mixed_arrays(rows: Sequence[PlanRow], *, bucket: int, size: int, width: int,
     )
 
 
-def _lead(array: np.ndarray | np.generic) -> np.ndarray:
+def _lead(array: np.ndarray | np.generic) -> Shaped[np.ndarray, "1 1 ..."]:
     return np.asarray(array)[None, None]
 
 

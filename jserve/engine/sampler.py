@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Float32, Int32, UInt32
 
 from jserve.request import MAX_LOGPROBS
 
@@ -26,31 +28,33 @@ _NOISE = 0
 
 
 class SamplingRows(NamedTuple):
-    """One row a choice, as in plan.RowArrays."""
+    """One row a choice, as in plan.RowArrays. ``N`` is MAX_STOP_TOKENS."""
 
-    key: jax.Array  # UInt32[R, 2]
-    choice: jax.Array  # Int32[R]
-    position: jax.Array  # Int32[R], of the token to be chosen, in its sequence
-    generated: jax.Array  # Int32[R], output tokens before this one
-    temperature: jax.Array  # Float32[R]
-    top_p: jax.Array  # Float32[R]
-    min_p: jax.Array  # Float32[R]
-    top_k: jax.Array  # Int32[R]
-    min_tokens: jax.Array  # Int32[R]
-    stop_ids: jax.Array  # Int32[R, N], -1 where none is
-    logprobs: jax.Array  # Bool[R]
-    live: jax.Array  # Bool[R], rows whose token counts
+    key: UInt32[Array, "R 2"]
+    choice: Int32[Array, " R"]
+    position: Int32[Array, " R"]  # of the token to be chosen, in its sequence
+    generated: Int32[Array, " R"]  # output tokens before this one
+    temperature: Float32[Array, " R"]
+    top_p: Float32[Array, " R"]
+    min_p: Float32[Array, " R"]
+    top_k: Int32[Array, " R"]
+    min_tokens: Int32[Array, " R"]
+    stop_ids: Int32[Array, "R N"]  # -1 where none is
+    logprobs: Bool[Array, " R"]
+    live: Bool[Array, " R"]  # rows whose token counts
 
 
 class Sampled(NamedTuple):
-    token: jax.Array  # Int32[R]
-    logprob: jax.Array  # Float32[R], of the raw distribution; 0 where no row asked
-    top_ids: jax.Array  # Int32[R, MAX_LOGPROBS], most likely first
-    top_logprobs: jax.Array  # Float32[R, MAX_LOGPROBS]
+    """What was chosen; ``L`` is MAX_LOGPROBS."""
+
+    token: Int32[Array, " R"]
+    logprob: Float32[Array, " R"]  # of the raw distribution; 0 where no row asked
+    top_ids: Int32[Array, "R L"]  # most likely first
+    top_logprobs: Float32[Array, "R L"]
 
 
-def sample(logits: jax.Array, rows: SamplingRows, *, vocab_size: int) -> Sampled:
-    """Choose one token a row from ``logits`` Float[R, V]; ids from ``vocab_size`` on are never chosen or listed."""
+def sample(logits: Float[Array, "R V"], rows: SamplingRows, *, vocab_size: int) -> Sampled:
+    """Choose one token a row; ids from ``vocab_size`` on are never chosen or listed."""
     logits = logits.astype(jnp.float32)
     if vocab_size < logits.shape[1]:
         logits = jnp.where(jnp.arange(logits.shape[1])[None] < vocab_size, logits, -jnp.inf)
@@ -78,25 +82,27 @@ def sample(logits: jax.Array, rows: SamplingRows, *, vocab_size: int) -> Sampled
     return Sampled(token=token, logprob=logprob, top_ids=top_ids, top_logprobs=top_logprobs)
 
 
-def _when(flag: jax.Array, function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+def _when(flag: Bool[Array, ""], function: Callable[[Array], Array], x: Float32[Array, "R V"]) -> Float32[Array, "R V"]:
     return jax.lax.cond(flag, function, lambda x: x, x)
 
 
-def _mask_stop_ids(logits: jax.Array, stop_ids: jax.Array, held: jax.Array) -> jax.Array:
+def _mask_stop_ids(
+    logits: Float32[Array, "R V"], stop_ids: Int32[Array, "R N"], held: Bool[Array, " R"]
+) -> Float32[Array, "R V"]:
     """-inf at the stop ids of the rows that may not end yet."""
     width = logits.shape[1]
     ids = jnp.where(held[:, None] & (stop_ids >= 0), stop_ids, width)
     return jax.vmap(lambda row, drop: row.at[drop].set(-jnp.inf, mode="drop"))(logits, ids)
 
 
-def _draw(logits: jax.Array, rows: SamplingRows) -> jax.Array:
-    """Int32[R]: the argmax of the kept scores plus Gumbel noise."""
+def _draw(logits: Float32[Array, "R V"], rows: SamplingRows) -> Int32[Array, " R"]:
+    """The argmax of the kept scores plus Gumbel noise."""
     scores = _kept_scores(logits, rows)
     return jnp.argmax(scores + _noise(rows, scores.shape[1]), axis=-1).astype(jnp.int32)
 
 
-def _kept_scores(logits: jax.Array, rows: SamplingRows) -> jax.Array:
-    """Float32[R, V]: logits at temperature, the best one 0, and -inf where min_p, top_k or top_p cut."""
+def _kept_scores(logits: Float32[Array, "R V"], rows: SamplingRows) -> Float32[Array, "R V"]:
+    """Logits at temperature, the best one 0, and -inf where min_p, top_k or top_p cut."""
     temperature = jnp.where(rows.temperature > 0, rows.temperature, 1.0)[:, None]
     # Shifted first: the best score is 0 at every temperature, so it survives the smallest one without an overflow.
     scores = (logits - logits.max(axis=-1, keepdims=True)) / temperature
@@ -104,10 +110,12 @@ def _kept_scores(logits: jax.Array, rows: SamplingRows) -> jax.Array:
     return jax.lax.fori_loop(0, 2, lambda limit, x: _limit(x, rows, by_mass=limit == 1), scores)
 
 
-def _noise(rows: SamplingRows, width: int) -> jax.Array:
-    """Gumbel noise Float32[R, width]."""
+def _noise(rows: SamplingRows, width: int) -> Float32[Array, "R {width}"]:
+    """Gumbel noise."""
 
-    def row(key_data: jax.Array, choice: jax.Array, position: jax.Array) -> jax.Array:
+    def row(
+        key_data: UInt32[Array, " 2"], choice: Int32[Array, ""], position: Int32[Array, ""]
+    ) -> Float32[Array, " V"]:
         key = jax.random.wrap_key_data(key_data, impl="threefry2x32")
         for part in (choice, position, _NOISE):
             key = jax.random.fold_in(key, part)
@@ -116,26 +124,33 @@ def _noise(rows: SamplingRows, width: int) -> jax.Array:
     return jax.vmap(row)(rows.key, rows.choice, rows.position)
 
 
-def _limit(scores: jax.Array, rows: SamplingRows, *, by_mass: jax.Array) -> jax.Array:
+def _limit(scores: Float32[Array, "R V"], rows: SamplingRows, *, by_mass: Bool[Array, ""]) -> Float32[Array, "R V"]:
     """top_k, or ``by_mass`` top_p: the fewest best whose number, or probability, is enough. Compiled once for both."""
     active = rows.live & jnp.where(by_mass, rows.top_p < 1, rows.top_k > 0)
     need = jnp.where(by_mass, rows.top_p, rows.top_k.astype(jnp.float32))
 
-    def keep(scores: jax.Array) -> jax.Array:
+    def keep(scores: Float32[Array, "R V"]) -> Float32[Array, "R V"]:
         weight = jnp.where(by_mass, jax.nn.softmax(scores, axis=-1), 1.0)
         return _keep_best(scores, weight, need, active)
 
     return _when(active.any(), keep, scores)
 
 
-def _keep_best(scores: jax.Array, weight: jax.Array, need: jax.Array, active: jax.Array) -> jax.Array:
+def _keep_best(
+    scores: Float32[Array, "R V"],
+    weight: Float32[Array, "R V"],
+    need: Float32[Array, " R"],
+    active: Bool[Array, " R"],
+) -> Float32[Array, "R V"]:
     """Keep the fewest best scores of a row whose weights sum to ``need``; at least one; ties from the lowest id up."""
     keys = _ordered_bits(scores)
 
-    def above(threshold: jax.Array) -> jax.Array:
+    def above(threshold: UInt32[Array, " R"]) -> Float32[Array, " R"]:
         return jnp.where(keys >= threshold[:, None], weight, 0.0).sum(axis=-1)
 
-    def halve(_: int, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def halve(
+        _: Int32[Array, ""], bounds: tuple[UInt32[Array, " R"], UInt32[Array, " R"]]
+    ) -> tuple[UInt32[Array, " R"], UInt32[Array, " R"]]:
         low, high = bounds  # the sum at low reaches need; above high it does not
         middle = low + (high - low) // jnp.uint32(2) + (high - low) % jnp.uint32(2)
         reaches = above(middle) >= need
@@ -153,14 +168,16 @@ def _keep_best(scores: jax.Array, weight: jax.Array, need: jax.Array, active: ja
     return jnp.where(better | kept_ties | ~active[:, None], scores, -jnp.inf)
 
 
-def _ordered_bits(x: jax.Array) -> jax.Array:
-    """UInt32 keys in the order of the floats ``x``."""
+def _ordered_bits(x: Float32[Array, "R V"]) -> UInt32[Array, "R V"]:
+    """Keys in the order of the floats ``x``."""
     bits = jax.lax.bitcast_convert_type(x + 0.0, jnp.uint32)  # + 0.0 makes -0 and 0 one
     sign = jnp.uint32(0x80000000)
     return jnp.where((bits & sign) != 0, ~bits, bits | sign)
 
 
-def _logprobs(logits: jax.Array, token: jax.Array, listed: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _logprobs(
+    logits: Float32[Array, "R V"], token: Int32[Array, " R"], listed: int
+) -> tuple[Float32[Array, " R"], Int32[Array, "R L"], Float32[Array, "R L"]]:
     """Natural log-softmax of the raw logits: the chosen token's and the ``listed`` best."""
     total = jax.nn.logsumexp(logits, axis=-1)
     chosen = jnp.take_along_axis(logits, token[:, None], axis=-1)[:, 0] - total

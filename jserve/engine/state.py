@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Bool, Int32
 
 from jserve.models.contract import LayerCache
 from pallas_kernels.ragged_paged_attention import CacheSpec, cache_partition, cache_shape
@@ -17,12 +19,12 @@ __all__ = ["CacheKind", "CacheLayout", "SlotState", "new_pools", "new_state", "s
 
 
 class SlotState(NamedTuple):
-    """One entry a slot; arrays lead with [data], 1 until meshes use it. ``N`` is max_num_seqs."""
+    """One entry a slot; ``N`` is max_num_seqs. Between dispatches arrays lead with [data], 1 until meshes use it."""
 
-    last_token: jax.Array  # Int32[N], the newest output token, not in the cache yet
-    context: jax.Array  # Int32[N], tokens in the cache
-    generated: jax.Array  # Int32[N], output tokens
-    live: jax.Array  # Bool[N], False once a stop or length test ended the choice
+    last_token: Int32[Array, "*data N"]  # the newest output token, not in the cache yet
+    context: Int32[Array, "*data N"]  # tokens in the cache
+    generated: Int32[Array, "*data N"]  # output tokens
+    live: Bool[Array, "*data N"]  # False once a stop or length test ended the choice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +86,7 @@ class CacheLayout:
         ]
 
 
-def new_pools(layout: CacheLayout, mesh: Mesh) -> list[jax.Array]:
+def new_pools(layout: CacheLayout, mesh: Mesh) -> list[Array]:
     """Empty pools, made on their devices."""
     return [jnp.zeros(s.shape, s.dtype, device=s.sharding) for s in layout.pool_shapes(mesh)]
 

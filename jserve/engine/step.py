@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 from jax.sharding import Mesh
+from jaxtyping import Bool, Float, Float32, Int32, Shaped
 
 from jserve.engine.forward import Batch, Layers, Pools
 from jserve.engine.plan import DecodeArrays, MixedArrays, RowArrays
@@ -27,13 +29,17 @@ __all__ = ["Outputs", "Programs"]
 
 
 class Outputs(NamedTuple):
-    """What a dispatch brings to the host, for ``K`` steps and ``R`` rows."""
+    """What a dispatch brings to the host, for ``N`` steps and ``R`` rows; ``L`` is MAX_LOGPROBS."""
 
-    emitted: jax.Array  # Int32[R], tokens that each row brought
-    token: jax.Array  # Int32[K, R]
-    logprob: jax.Array  # Float32[K, R]
-    top_ids: jax.Array  # Int32[K, R, MAX_LOGPROBS]
-    top_logprobs: jax.Array  # Float32[K, R, MAX_LOGPROBS]
+    emitted: Int32[Array, " R"]  # tokens that each row brought
+    token: Int32[Array, "N R"]
+    logprob: Float32[Array, "N R"]
+    top_ids: Int32[Array, "N R L"]
+    top_logprobs: Float32[Array, "N R L"]
+
+
+_Carry = tuple[Int32[Array, ""], Pools, SlotState, Outputs]
+"""What goes from one step of a decode program to the next: how many there were, and what they made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,15 +114,13 @@ class Programs:
         every_row = jnp.arange(num_rows + 1, dtype=jnp.int32)
         all_rows = jnp.full((3,), num_rows, jnp.int32)
 
-        Carry = tuple[jax.Array, Pools, SlotState, Outputs]
-
-        def go_on(carry: Carry) -> jax.Array:
+        def go_on(carry: _Carry) -> Bool[Array, ""]:
             step, _, state, _ = carry
             live = real & state.live[at]
             ended = (started & ~live).any()
             return (step < plan.steps) & live.any() & ~(plan.leave_early & ended)
 
-        def body(carry: Carry) -> Carry:
+        def body(carry: _Carry) -> _Carry:
             step, pools, state, outputs = carry
             live = real & state.live[at]
             context = state.context[at]
@@ -147,9 +151,15 @@ class Programs:
         return pools, jax.tree.map(lambda a: a[None], state), outputs
 
     def _forward(
-        self, params: Any, pools: Pools, tokens: jax.Array, batch: Batch, *, select: jax.Array | None
-    ) -> tuple[jax.Array, Pools]:
-        """Logits ``[R, V]`` of the selected tokens (all where None), and the pools with this step's K and V."""
+        self,
+        params: Any,
+        pools: Pools,
+        tokens: Int32[Array, " T"],
+        batch: Batch,
+        *,
+        select: Int32[Array, " R"] | None,
+    ) -> tuple[Float[Array, "_ V"], Pools]:
+        """Logits of the selected tokens (all where None), and the pools with this step's K and V."""
         model = nnx.merge(self.graphdef, params)
         layers = Layers(model=model, batch=batch, layout=self.layout, mesh=self.mesh)
         x, pools = layers(model.embed(tokens, layers.outside), pools)
@@ -159,7 +169,9 @@ class Programs:
         return self.mixed if kind == "mixed" else self.decode
 
 
-def _sampling_rows(rows: RowArrays, *, position: jax.Array, generated: jax.Array, live: jax.Array) -> SamplingRows:
+def _sampling_rows(
+    rows: RowArrays, *, position: Int32[Array, " R"], generated: Int32[Array, " R"], live: Bool[Array, " R"]
+) -> SamplingRows:
     shared = {name: getattr(rows, name) for name in SamplingRows._fields if name in RowArrays._fields}
     return SamplingRows(**shared, position=position, generated=generated, live=live)
 
@@ -167,12 +179,12 @@ def _sampling_rows(rows: RowArrays, *, position: jax.Array, generated: jax.Array
 def _advance(
     state: SlotState,
     rows: RowArrays,
-    token: jax.Array,
+    token: Int32[Array, " R"],
     *,
-    context: jax.Array,
-    generated: jax.Array,
-    live: jax.Array,
-    samples: jax.Array,
+    context: Int32[Array, " R"],
+    generated: Int32[Array, " R"],
+    live: Bool[Array, " R"],
+    samples: Bool[Array, " R"],
 ) -> SlotState:
     """Write back where each live row stands; ``samples`` rows append ``token`` and meet the stop tests."""
     generated = generated + samples.astype(jnp.int32)
@@ -180,7 +192,7 @@ def _advance(
     ended = samples & (stopped | (generated >= rows.max_tokens))
     slot = jnp.where(live, rows.slot, state.live.shape[0])  # rows that are not live write nowhere
 
-    def put(old: jax.Array, new: jax.Array) -> jax.Array:
+    def put(old: Shaped[Array, " N"], new: Shaped[Array, " R"]) -> Shaped[Array, " N"]:
         return old.at[slot].set(new, mode="drop")
 
     return SlotState(

@@ -5,7 +5,7 @@ on one axis; there is no batch axis and no padding inside a sequence.
 
     class MyModel(nnx.Module):
         num_layers: int
-        def embed(self, tokens, step): ...    # Int[T] -> Float[T, D]
+        def embed(self, tokens, step): ...    # Int32[T] -> Float[T, D]
         def layer(self, i, x, step): ...      # Float[T, D] -> Float[T, D], calls step.attend(i, q, k, v, scale=...)
         def logits(self, x): ...              # Float[R, D] -> Float[R, V]
 
@@ -23,7 +23,9 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 from jax.typing import DTypeLike
+from jaxtyping import Bool, Float, Int32
 
 from jserve.errors import UnsupportedModel
 
@@ -35,10 +37,11 @@ class Query:
     """One call of ``attend``."""
 
     layer: int
-    q: jax.Array  # [T, H, Dh]
-    k: jax.Array | None  # [T, K, Dh], to be written to the layer's cache
-    v: jax.Array | None  # [T, K, Dh]
-    sinks: jax.Array | None  # [H]
+    q: Float[Array, "T H Dh"]
+    k: Float[Array, "T K Dh"] | None
+    """To be written to the layer's cache, as v is."""
+    v: Float[Array, "T K Dh"] | None
+    sinks: Float[Array, " H"] | None
     scale: float
     window: int | None
     soft_cap: float | None
@@ -48,26 +51,26 @@ class Query:
 class Step:
     """One pass of the model over the tokens of a step."""
 
-    positions: jax.Array
-    """Int32[T]: each token's position in its own sequence."""
-    valid: jax.Array
-    """Bool[T]: False for tokens of padding."""
-    answer: Callable[[Query], jax.Array]
+    positions: Int32[Array, " T"]
+    """Each token's position in its own sequence."""
+    valid: Bool[Array, " T"]
+    """False for tokens of padding."""
+    answer: Callable[[Query], Float[Array, "T H Dh"]]
     """What stands behind ``attend``: the engine's paged cache, say, or an oracle's dense attention."""
 
     def attend(
         self,
         i: int,
-        q: jax.Array,
-        k: jax.Array | None,
-        v: jax.Array | None,
+        q: Float[Array, "T H Dh"],
+        k: Float[Array, "T K Dh"] | None,
+        v: Float[Array, "T K Dh"] | None,
         *,
         scale: float,
         window: int | None = None,
         soft_cap: float | None = None,
-        sinks: jax.Array | None = None,
-    ) -> jax.Array:
-        """Write k, v ``[T, K, Dh]`` to layer i's cache; return what q ``[T, H, Dh]`` may see, ``[T, H, Dh]``."""
+        sinks: Float[Array, " H"] | None = None,
+    ) -> Float[Array, "T H Dh"]:
+        """Write k and v to layer i's cache; return what q may see."""
         return self.answer(Query(layer=i, q=q, k=k, v=v, sinks=sinks, scale=scale, window=window, soft_cap=soft_cap))
 
 
@@ -76,9 +79,9 @@ class Decoder(Protocol):
 
     num_layers: int
 
-    def embed(self, tokens: jax.Array, step: Step) -> jax.Array: ...
-    def layer(self, i: int, x: jax.Array, step: Step) -> jax.Array: ...
-    def logits(self, x: jax.Array) -> jax.Array: ...
+    def embed(self, tokens: Int32[Array, " T"], step: Step) -> Float[Array, "T D"]: ...
+    def layer(self, i: int, x: Float[Array, "T D"], step: Step) -> Float[Array, "T D"]: ...
+    def logits(self, x: Float[Array, "R D"]) -> Float[Array, "R V"]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +104,7 @@ def trace_layer_caches(graphdef: Any, params: Any) -> tuple[list[LayerCache], in
     at: int | None = None  # the layer that runs
     rule = "each layer must call it exactly once, with its own number"
 
-    def record(query: Query) -> jax.Array:
+    def record(query: Query) -> Float[Array, "T H Dh"]:
         if at is None:
             raise UnsupportedModel(f"step.attend was called outside of the layers; {rule}")
         if query.layer != at:
@@ -118,7 +121,7 @@ def trace_layer_caches(graphdef: Any, params: Any) -> tuple[list[LayerCache], in
         )
         return query.q
 
-    def run(tokens: jax.Array, leaves: Any) -> jax.Array:
+    def run(tokens: Int32[Array, " T"], leaves: Any) -> Float[Array, "T V"]:
         nonlocal at
         model = nnx.merge(graphdef, leaves)
         absent = [name for name in ("num_layers", "embed", "layer", "logits") if not hasattr(model, name)]

@@ -7,14 +7,18 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.typing import DTypeLike
+from jaxtyping import Float, Float32
 
 __all__ = ["linear"]
 
 
 # Compiled into its caller; as a function of its own it is traced once for all layers of a model.
 @partial(jax.jit, static_argnames="out_dtype")
-def linear(w: jax.Array, x: jax.Array, *, out_dtype: DTypeLike | None = None) -> jax.Array:
+def linear(
+    w: Float[Array, " ..."], x: Float[Array, "T *in"], *, out_dtype: DTypeLike | None = None
+) -> Float[Array, " T *out"]:
     """``x [T, *in]`` times ``w [*out, *in]``, a weight stored output-major, as checkpoints keep it: ``[T, *out]``.
 
     Sums are float32 whatever the operands' dtype (which must be one and the same); float32 operands are
@@ -33,13 +37,12 @@ def linear(w: jax.Array, x: jax.Array, *, out_dtype: DTypeLike | None = None) ->
     return out.astype(x.dtype if out_dtype is None else out_dtype).reshape(x.shape[0], *w.shape[: w.ndim - inner])
 
 
-def _plain(w: jax.Array, x: jax.Array) -> jax.Array:
-    """``x [T, in]`` times ``w [out, in]``: float32 ``[T, out]``."""
+def _plain(w: Float[Array, "out in"], x: Float[Array, "T in"]) -> Float32[Array, "T out"]:
     return _dot(x, w, contract=(1, 1))
 
 
-def _weight_first(w: jax.Array, x: jax.Array) -> jax.Array:
-    """The same, twice as fast on CPU for 2 to 64 rows: there the large operand wants to be the left one.
+def _weight_first(w: Float[Array, "out in"], x: Float[Array, "T in"]) -> Float32[Array, "T out"]:
+    """As ``_plain``, twice as fast on CPU for 2 to 64 rows: there the large operand wants to be the left one.
 
     The barriers keep XLA from folding the transposes into the dot, which would put the activations first again.
     """
@@ -47,7 +50,7 @@ def _weight_first(w: jax.Array, x: jax.Array) -> jax.Array:
     return jax.lax.optimization_barrier(_dot(w, columns, contract=(1, 0))).T
 
 
-def _dot(a: jax.Array, b: jax.Array, *, contract: tuple[int, int]) -> jax.Array:
+def _dot(a: Float[Array, "_ _"], b: Float[Array, "_ _"], *, contract: tuple[int, int]) -> Float32[Array, "_ _"]:
     return jax.lax.dot_general(
         a,
         b,

@@ -12,7 +12,9 @@ import jax
 import jax.numpy as jnp
 import msgspec
 from flax import nnx
+from jax import Array
 from jax.typing import DTypeLike
+from jaxtyping import Float, Float32, Int32
 
 from jserve.errors import UnsupportedModel
 from jserve.models.contract import Step
@@ -103,8 +105,7 @@ class Embedding(nnx.Module):
         size = (config.vocab_size, config.hidden_size)
         self.weight = _normal(size, ("vocab", "embed"), config.hidden_size, dtype, rngs)
 
-    def __call__(self, tokens: jax.Array, step: Step) -> jax.Array:
-        """tokens Int[T] -> ``[T, D]``."""
+    def __call__(self, tokens: Int32[Array, " T"], step: Step) -> Float[Array, "T D"]:
         del step
         return self.weight[...].at[tokens].get(mode="clip")
 
@@ -126,8 +127,8 @@ class LlamaLayer(nnx.Module):
         self.up = _normal((F, D), ("mlp", "embed"), D, dtype, rngs)
         self.down = _normal((D, F), ("embed", "mlp"), F, dtype, rngs)
 
-    def __call__(self, i: int, x: jax.Array, step: Step) -> jax.Array:
-        """x ``[T, D]`` -> ``[T, D]``, as layer i."""
+    def __call__(self, i: int, x: Float[Array, "T D"], step: Step) -> Float[Array, "T D"]:
+        """The stream after this block, as layer i."""
         config = self.config
         h = rms_norm(x, self.attn_norm[...], config.rms_norm_eps)
         frequencies = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
@@ -152,18 +153,16 @@ class Llama(nnx.Module):
         if not config.tie_embeddings:
             self.head = _normal((V, D), ("vocab", "embed"), D, dtype, rngs)
 
-    def layer(self, i: int, x: jax.Array, step: Step) -> jax.Array:
-        """x ``[T, D]`` -> ``[T, D]``."""
+    def layer(self, i: int, x: Float[Array, "T D"], step: Step) -> Float[Array, "T D"]:
         return self.layers[i](i, x, step)
 
-    def logits(self, x: jax.Array) -> jax.Array:
-        """x ``[R, D]`` -> float32 ``[R, V]``."""
+    def logits(self, x: Float[Array, "R D"]) -> Float32[Array, "R V"]:
         head = self.embed.weight if self.config.tie_embeddings else self.head
         return linear(head[...], rms_norm(x, self.norm[...], self.config.rms_norm_eps), out_dtype=jnp.float32)
 
 
-def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
-    """``x [T, D]`` over its root mean square, in float32, times ``weight [D]``; in x's dtype."""
+def rms_norm(x: Float[Array, "T D"], weight: Float[Array, " D"], eps: float) -> Float[Array, "T D"]:
+    """x over its root mean square, in float32, times weight; in x's dtype."""
     wide = x.astype(jnp.float32)
     wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
     return (wide * weight.astype(jnp.float32)[None]).astype(x.dtype)
@@ -171,15 +170,15 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
 
 def _normal(
     shape: tuple[int, ...], axes: tuple[str, ...], fan_in: int, dtype: DTypeLike, rngs: nnx.Rngs
-) -> nnx.Param[jax.Array]:
+) -> nnx.Param[Array]:
     value = jax.random.normal(rngs.params(), shape, jnp.float32) * fan_in**-0.5
     return _param(value.astype(dtype), axes)
 
 
-def _ones(shape: tuple[int, ...], axes: tuple[str, ...], dtype: DTypeLike) -> nnx.Param[jax.Array]:
+def _ones(shape: tuple[int, ...], axes: tuple[str, ...], dtype: DTypeLike) -> nnx.Param[Array]:
     return _param(jnp.ones(shape, dtype), axes)
 
 
-def _param(value: jax.Array, axes: tuple[str, ...]) -> nnx.Param[jax.Array]:
+def _param(value: Array, axes: tuple[str, ...]) -> nnx.Param[Array]:
     # Sharding at creation would want a mesh with axes of these very names; here they are only declared.
     return nnx.Param(value, out_sharding=axes, eager_sharding=False)

@@ -10,13 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import Array
+from jaxtyping import Float, Int32
 
 from jserve.models.contract import Query, Step
 
 __all__ = ["naive_generate", "naive_logits"]
 
 
-def _dense_attention(query: Query) -> jax.Array:
+def _dense_attention(query: Query) -> Float[Array, "T H Dh"]:
     """One whole sequence, seen through a causal mask; no cache."""
     q, k, v = query.q, query.k, query.v
     if k is None or v is None:
@@ -41,7 +43,7 @@ def _dense_attention(query: Query) -> jax.Array:
 
 
 @partial(jax.jit, static_argnums=0)
-def _logits(graphdef: nnx.GraphDef[Any], params: Any, tokens: jax.Array) -> jax.Array:
+def _logits(graphdef: nnx.GraphDef[Any], params: Any, tokens: Int32[Array, " T"]) -> Float[Array, "T V"]:
     model = nnx.merge(graphdef, params)
     step = Step(
         positions=jnp.arange(tokens.shape[0], dtype=jnp.int32),
@@ -54,7 +56,7 @@ def _logits(graphdef: nnx.GraphDef[Any], params: Any, tokens: jax.Array) -> jax.
     return model.logits(x)
 
 
-def _padded(tokens: Sequence[int], room: int = 0) -> np.ndarray:
+def _padded(tokens: Sequence[int], room: int = 0) -> Int32[np.ndarray, " T"]:
     """``tokens`` and at least ``room`` zeros, at a round length: few compilations.
 
     The zeros come later than every token that counts, so they are behind the causal mask.
@@ -64,8 +66,8 @@ def _padded(tokens: Sequence[int], room: int = 0) -> np.ndarray:
     return out
 
 
-def naive_logits(graphdef: nnx.GraphDef[Any], params: Mapping[str, Any], tokens: Sequence[int]) -> jax.Array:
-    """The logits after each of the n ``tokens`` of one sequence: ``[n, V]``. ``params`` is the pure dict."""
+def naive_logits(graphdef: nnx.GraphDef[Any], params: Mapping[str, Any], tokens: Sequence[int]) -> Float[Array, "T V"]:
+    """The logits after each of the T ``tokens`` of one sequence. ``params`` is the pure dict."""
     return _logits(graphdef, params, jnp.asarray(_padded(tokens)))[: len(tokens)]
 
 

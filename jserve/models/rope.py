@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jaxtyping import Float, Float64, Int32
 
 from jserve.errors import UnsupportedModel
 
@@ -75,8 +76,10 @@ _LLAMA3 = _LINEAR | {
 """The entries of each kind: Hugging Face's name and ours."""
 
 
-def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> np.ndarray:
-    """Float64 ``[Dh / 2]``: radians that each pair of dimensions turns by a position."""
+def inverse_frequencies(
+    head_dim: int, theta: float, scaling: RopeScaling | None
+) -> Float64[np.ndarray, " {head_dim}//2"]:
+    """Radians that each pair of dimensions turns by a position."""
     frequencies = theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     if scaling is None:
         return frequencies
@@ -89,8 +92,10 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None
     return frequencies * (keep + (1.0 - keep) / scaling.factor)
 
 
-def apply_rope(x: jax.Array, positions: jax.Array, frequencies: np.ndarray) -> jax.Array:
-    """Turn ``x [T, N, Dh]`` by ``positions`` Int[T]; dimension i pairs with i + Dh/2. Angles are float32."""
+def apply_rope(
+    x: Float[Array, "T N Dh"], positions: Int32[Array, " T"], frequencies: Float64[np.ndarray, " Dh//2"]
+) -> Float[Array, "T N Dh"]:
+    """Turn the N heads of x to their ``positions``; dimension i pairs with i + Dh/2. Angles are float32."""
     angles = positions.astype(jnp.float32)[:, None] * jnp.asarray(frequencies, jnp.float32)[None]
     cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
     low, high = jnp.split(x.astype(jnp.float32), 2, axis=-1)
