@@ -115,7 +115,17 @@ def test_pickle_is_imported_by_the_authenticated_program_store_only():
     assert users <= {"jserve.engine.store"}
 
 
-@pytest.mark.parametrize("module", ["jserve.request", "jserve.engine.scheduler", "jserve.engine.pages"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "jserve.config",
+        "jserve.engine.contract",
+        "jserve.engine.pages",
+        "jserve.engine.scheduler",
+        "jserve.errors",
+        "jserve.request",
+    ],
+)
 def test_these_modules_run_without_jax(module):
     code = f"import sys, {module}; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
