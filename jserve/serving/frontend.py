@@ -22,7 +22,7 @@ from jserve.errors import DeadlineExceeded, Draining, DuplicateRequest, NotFound
 from jserve.observe.metrics import Metrics
 from jserve.request import Prompt, Request, SamplingParams, ServedModel
 from jserve.serving import limits
-from jserve.serving.choice import Choice
+from jserve.serving.choice_text import ChoiceText
 from jserve.serving.meter import RequestMeter
 from jserve.serving.preparer import Prepared, Preparer
 from jserve.serving.stream import Stream
@@ -199,7 +199,7 @@ class Frontend:
             live = self._live[request_id] = _Live(request_id, arrival, deadline)
         return live
 
-    def _start(self, prepared: Prepared, choices: list[Choice], live: _Live) -> Stream:
+    def _start(self, prepared: Prepared, choices: list[ChoiceText], live: _Live) -> Stream:
         self._check_deadline(live.deadline)
         # The engine's id is never used twice: a late answer to a cancelled request cannot reach its namesake.
         request = Request(
@@ -244,11 +244,11 @@ class Frontend:
 
     # Preparing
 
-    def _prepare(self, prompt: Prompt, params: SamplingParams) -> tuple[Prepared, list[Choice]]:
+    def _prepare(self, prompt: Prompt, params: SamplingParams) -> tuple[Prepared, list[ChoiceText]]:
         prepared = self._preparer.prepare(prompt, params)
         stops = StopStrings(prepared.stop) if prepared.stop else None
         choices = [
-            Choice(
+            ChoiceText(
                 index,
                 detokenizer=None if self._tokenizer is None else Detokenizer(self._tokenizer),
                 stops=None if stops is None else StopMatcher(stops, include_stop=prepared.include_stop),

@@ -10,7 +10,7 @@ from dataclasses import replace
 from jserve.engine.contract import TokenEngine
 from jserve.errors import Cancelled, DeadlineExceeded, EngineFailed, JserveError, RequestError, SlowReader
 from jserve.request import Delta, FinishReason, Request, Timings, TokenDelta, Usage
-from jserve.serving.choice import Choice
+from jserve.serving.choice_text import ChoiceText
 from jserve.serving.meter import RequestMeter
 from jserve.serving.outbox import Outbox
 
@@ -34,7 +34,7 @@ class Stream:
         request: Request,
         *,
         engine: TokenEngine,
-        choices: Sequence[Choice],
+        choices: Sequence[ChoiceText],
         outbox_bytes: int,
         clock: Callable[[], float],
         meter: RequestMeter,
@@ -203,7 +203,7 @@ class Stream:
         with self._lock:
             # Before the outbox is taken: after a verdict nothing is put, so that then all is taken.
             verdict = self._verdict
-        touched: dict[int, Choice] = {}
+        touched: dict[int, ChoiceText] = {}
         for delta in self._outbox.take():
             choice = self._choices[delta.choice]
             if choice.finish is not None:
@@ -235,7 +235,7 @@ class Stream:
         if closed:
             self._release()
 
-    def _emit(self, choices: Sequence[Choice]) -> list[Delta]:
+    def _emit(self, choices: Sequence[ChoiceText]) -> list[Delta]:
         deltas = [choice.emit(self.request_id) for choice in choices]
         for choice in choices:
             if choice.finish is not None:

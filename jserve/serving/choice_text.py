@@ -7,10 +7,10 @@ from jserve.request import Delta, FinishReason, TokenDelta, TokenLogprob
 from jserve.text.detokenizer import Detokenizer
 from jserve.text.stop import StopMatcher
 
-__all__ = ["Choice"]
+__all__ = ["ChoiceText"]
 
 
-class Choice:
+class ChoiceText:
     """Takes the engine's deltas of one choice, gives out the caller's.
 
     Text that the first ``min_tokens`` tokens complete is never looked at for stop strings. Without a detokenizer
