@@ -6,11 +6,14 @@ import pytest
 
 from jserve.engine.choice import Choice
 from jserve.engine.pace import Pace
-from jserve.engine.plan import PlanRow, StepPlan
+from jserve.engine.plan import PlanRow, StepPlan, decode_arrays
+
+ARRAYS = decode_arrays([], size=1, width=1, num_slots=1, steps=1, leave_early=False)
 
 
 def plan(kind="decode", bucket=4, tokens=8):
-    return StepPlan(kind=kind, bucket=bucket, rows=(PlanRow(choice=Choice(None, 0), tokens=tokens),), arrays=None)
+    row = PlanRow(choice=Choice(None, 0), tokens=tokens)
+    return StepPlan(kind=kind, bucket=bucket, rows=(row,), arrays=ARRAYS)
 
 
 def test_steps_fit_the_dispatch_by_the_last_decode_programs_pace():
