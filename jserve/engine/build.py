@@ -127,7 +127,14 @@ def build_engine(
     )
     with exhaustion_in_words(memory), ThreadPoolExecutor(max_workers=1, thread_name_prefix="load") as pool:
         params = pool.submit(model.load)
-        executor.compile(store=store, progress=compile_progress)
+
+        def tell(now: CompileProgress) -> None:
+            if params.done():
+                params.result()  # what is wrong with the weights is said now, not after the last program
+            if compile_progress is not None:
+                compile_progress(now)
+
+        executor.compile(store=store, progress=tell)
         executor.allocate(params.result())
     limits = EngineLimits(
         max_model_len=memory.max_model_len,

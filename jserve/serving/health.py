@@ -1,6 +1,6 @@
 """Health as the engine's progress, watched from a thread of its own.
 
-A server is healthy while its engine is ready, has not failed, and comes round its loop whenever there is work.
+A server is healthy while its engine is ready, has not failed, and makes progress whenever there is work.
 An idle engine may sleep as long as it likes.
 """
 
@@ -23,7 +23,7 @@ class Health(enum.StrEnum):
     STARTING = "starting"
     SERVING = "serving"
     STALLED = "stalled"
-    """There is work and the engine has not come round its loop for ``stall_s``; it may recover."""
+    """There is work and the engine has made no progress for ``stall_s``; it may recover."""
     FAILED = "failed"
     DRAINING = "draining"
     """Final."""

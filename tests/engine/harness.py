@@ -16,7 +16,7 @@ from sharding import MeshSpec, param_shardings
 VOCAB = 256
 
 
-def make_engine(store=None, *, mesh="", model=None, compile_progress=None, **settings):
+def make_engine(store=None, *, mesh="", model=None, load=None, compile_progress=None, **settings):
     """An engine of ``tiny_llama`` (or ``model``) whose few programs compile quickly."""
     graphdef, params = model or tiny_llama()
     built = MeshSpec.parse(mesh).build()
@@ -28,7 +28,7 @@ def make_engine(store=None, *, mesh="", model=None, compile_progress=None, **set
         EngineModel(
             graphdef=graphdef,
             param_shapes=shapes,
-            load=lambda: jax.tree.map(jax.device_put, params, shardings),
+            load=load or (lambda: jax.tree.map(jax.device_put, params, shardings)),
             max_len=512,
             vocab_size=VOCAB,
             own_code=model is None,

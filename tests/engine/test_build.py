@@ -5,7 +5,7 @@ from harness import VOCAB, make_engine
 from jax.errors import JaxRuntimeError
 
 from jserve.engine.executor import Executor
-from jserve.errors import ConfigError, MeshError, OutOfMemory, UnsupportedModel
+from jserve.errors import CheckpointError, ConfigError, MeshError, OutOfMemory, UnsupportedModel
 from jserve.testing.models import tiny_llama
 
 
@@ -55,3 +55,13 @@ def test_a_device_that_runs_out_of_memory_during_the_start_says_so(store, monkey
     monkeypatch.setattr(Executor, stage, full)
     with pytest.raises(OutOfMemory, match=r"64 pages\) a device: RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes"):
         make_engine(store)
+
+
+def test_weights_that_cannot_be_had_end_the_start_before_the_last_program_is_compiled():
+    def load():
+        raise CheckpointError("an array is damaged")
+
+    heard = []
+    with pytest.raises(CheckpointError, match="an array is damaged"):
+        make_engine(load=load, compile_progress=heard.append)
+    assert [now.done for now in heard] in ([], [0])
