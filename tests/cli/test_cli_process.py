@@ -12,6 +12,8 @@ import pytest
 
 from jserve.cli.child import server_process
 
+FREE = "127.0.0.1:0"
+GRPC, FLIGHT, METRICS = (("--grpc-address", FREE), ("--flight-address", FREE), ("--metrics-address", FREE))
 SMALL = ("--max-num-seqs", "2", "--max-num-tokens", "32", "--max-model-len", "128")
 
 
@@ -53,18 +55,18 @@ def _errors(done):
 
 
 def test_a_missing_model_is_one_line(jserve, tmp_path):
-    done = jserve("serve", str(tmp_path / "nowhere.gguf"))
+    done = jserve("serve", *GRPC, *FLIGHT, *METRICS, str(tmp_path / "nowhere.gguf"))
     assert done.returncode == 4
     (line,) = _errors(done)
     assert line.startswith("error JS-CKP-02: ")
     assert "nowhere.gguf" in line
 
 
-@pytest.mark.parametrize("verb", ["serve", "inspect"])
+@pytest.mark.parametrize("verb", [("serve", *GRPC, *FLIGHT, *METRICS), ("inspect",)], ids=["serve", "inspect"])
 def test_a_damaged_file_is_one_line(jserve, tiny_gguf, tmp_path, verb):
     damaged = tmp_path / "damaged.gguf"
     damaged.write_bytes(tiny_gguf.read_bytes()[:-1000])
-    done = jserve(verb, str(damaged))
+    done = jserve(*verb, str(damaged))
     assert done.returncode == 4
     (line,) = _errors(done)
     assert line.startswith("error JS-CKP-01: ")
@@ -72,7 +74,7 @@ def test_a_damaged_file_is_one_line(jserve, tiny_gguf, tmp_path, verb):
 
 
 def test_a_mesh_that_does_not_divide_the_model_is_refused_with_the_numbers(jserve, tiny_gguf):
-    done = jserve("serve", str(tiny_gguf), "--mesh", "tensor=64")
+    done = jserve("serve", *GRPC, *FLIGHT, *METRICS, str(tiny_gguf), "--mesh", "tensor=64")
     assert done.returncode == 3
     (line,) = _errors(done)
     assert line.startswith("error JS-CFG-02: ")
@@ -80,7 +82,7 @@ def test_a_mesh_that_does_not_divide_the_model_is_refused_with_the_numbers(jserv
 
 
 def test_a_mesh_of_a_slipped_finger_is_refused_without_making_its_devices(jserve, tiny_gguf):
-    done = jserve("serve", str(tiny_gguf), "--mesh", "tensor=1000000")
+    done = jserve("serve", *GRPC, *FLIGHT, *METRICS, str(tiny_gguf), "--mesh", "tensor=1000000")
     assert done.returncode == 3
     assert _errors(done) == ["error JS-CFG-02: mesh tensor=1000000 needs 1000000 devices; there are 64 (cpu)"]
 
@@ -88,7 +90,7 @@ def test_a_mesh_of_a_slipped_finger_is_refused_without_making_its_devices(jserve
 def test_a_taken_port_is_said_before_the_model_is_loaded(jserve, tiny_gguf):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        done = jserve("serve", str(tiny_gguf), "--grpc-address", address)
+        done = jserve("serve", *FLIGHT, *METRICS, str(tiny_gguf), "--grpc-address", address)
     assert done.returncode == 3
     first, fix = done.stderr.splitlines()
     assert first.startswith(f"error JS-CFG-01: grpc_address {address} cannot be opened")
@@ -97,7 +99,7 @@ def test_a_taken_port_is_said_before_the_model_is_loaded(jserve, tiny_gguf):
 
 @pytest.mark.parametrize("address", ["localhost", "0.0.0.0:7470"])
 def test_an_address_that_may_not_be_opened_is_said_before_the_model_is_loaded(jserve, tiny_gguf, address):
-    done = jserve("serve", str(tiny_gguf), "--flight-address", address)
+    done = jserve("serve", *GRPC, *METRICS, str(tiny_gguf), "--flight-address", address)
     assert done.returncode == 3
     assert done.stderr.startswith("error JS-CFG-01: flight_address is ")
 
@@ -125,7 +127,7 @@ def test_version_names_what_it_stands_on(jserve):
 
 
 def test_ctrl_c_while_loading_ends_without_a_traceback(tiny_gguf, tmp_path):
-    command = [sys.executable, "-m", "jserve.cli.main", "serve", str(tiny_gguf), *SMALL]
+    command = [sys.executable, "-m", "jserve.cli.main", "serve", *GRPC, *FLIGHT, *METRICS, str(tiny_gguf), *SMALL]
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stderr is not None
