@@ -19,6 +19,7 @@ from jserve.client import Client
 from jserve.config import ServeConfig
 from jserve.load import load
 from jserve.models.llama import Llama, LlamaConfig
+from jserve.progress import ConsoleProgress
 from jserve.request import SamplingParams
 from jserve.serving.server import Server
 from jserve.testing.tokenizer import VOCAB_SIZE, ByteTokenizer
@@ -58,7 +59,8 @@ def main(folder: Path) -> None:
         grpc_address="127.0.0.1:0", flight_address="127.0.0.1:0", metrics_address="", max_num_seqs=2, max_num_tokens=32
     )
     # The parameters are the module's own; None says so. jserve.LLM((module, None, ByteTokenizer())) takes the same.
-    loaded = load(config, model=(module, None, ByteTokenizer()))
+    with ConsoleProgress() as progress:
+        loaded = load(config, model=(module, None, ByteTokenizer()), progress=progress)
     try:
         with Server(config, loaded.frontend, loaded.engine, loaded.metrics) as server:
             doors = server.start()

@@ -135,6 +135,8 @@ def load_toml(path: str | Path) -> dict[str, Any]:
         data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read config file {path}: {error}") from None
+    if tables := [name for name, value in data.items() if isinstance(value, dict)]:
+        raise ConfigError(f"config file {path} has a table [{tables[0]}]; settings stand outside of tables")
     return {name.replace("-", "_"): value for name, value in data.items()}
 
 

@@ -14,10 +14,10 @@ from numbers import Integral
 from types import TracebackType
 from typing import Any
 
-from jserve.checkpoints.progress import SILENT, Progress
 from jserve.config import resolve
 from jserve.errors import ConfigError, JserveError, Unsupported
 from jserve.load import Loaded, ModelParts, load
+from jserve.progress import ConsoleProgress, Progress
 from jserve.request import Completion, Delta, FinishReason, Prompt, SamplingParams, ServedModel, TokenLogprob
 from jserve.serving.stream import Stream
 
@@ -34,14 +34,20 @@ _OF_DOORS = frozenset(
 class LLM:
     """A model to call from Python. Keywords are the fields of ``ServeConfig``, but for those of a server's doors."""
 
-    def __init__(self, model: str | ModelParts | None = None, *, progress: Progress = SILENT, **settings: Any) -> None:
-        """``model``: a path, a URI, or ``(module, params, tokenizer)``. Raises StartError where it cannot start."""
+    def __init__(
+        self, model: str | ModelParts | None = None, *, progress: Progress | None = None, **settings: Any
+    ) -> None:
+        """``model``: a path, a URI, or ``(module, params, tokenizer)``. ``progress`` hears of downloads and
+        compilations; None tells them on stderr, ``jserve.progress.SILENT`` nobody. Raises StartError where it cannot
+        start.
+        """
         if isinstance(model, str):
             settings["model"] = model
         if doors := sorted(_OF_DOORS & settings.keys()):
             raise ConfigError(f"{', '.join(doors)}: LLM opens no doors; these are settings of jserve serve")
         config, _ = resolve(("keyword", settings))
-        self._loaded = load(config, progress=progress, model=None if isinstance(model, str) else model)
+        with ConsoleProgress() as console:
+            self._loaded = load(config, progress=progress or console, model=None if isinstance(model, str) else model)
 
     @property
     def model(self) -> ServedModel:

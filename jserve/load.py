@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
-from jserve.checkpoints.progress import SILENT, Progress
 from jserve.checkpoints.tree import flatten, main_dtype, unflatten_like
 from jserve.config import ServeConfig, cache_dir
 from jserve.engine.build import EngineModel, build_engine
@@ -21,6 +20,7 @@ from jserve.engine.executor import CompileProgress
 from jserve.engine.store import ProgramStore
 from jserve.errors import CheckpointError, ConfigError, DeviceError, InvalidRequest, MeshError, UnsupportedModel
 from jserve.observe.metrics import Metrics
+from jserve.progress import SILENT, Progress
 from jserve.request import SamplingParams, ServedModel
 from jserve.serving.frontend import Frontend
 from jserve.serving.limits import DEFAULTABLE, resolve_sampling
@@ -75,6 +75,9 @@ def load(config: ServeConfig, *, progress: Progress = SILENT, model: ModelParts 
     """
     try:
         spec = MeshSpec.parse(config.mesh)
+    except ValueError as error:
+        raise MeshError(str(error)) from None
+    try:
         _make_cpu_devices(spec.size)
         mesh = spec.build()
     except ValueError as error:

@@ -11,6 +11,7 @@ import jserve.load
 from jserve import LLM, SamplingParams
 from jserve.errors import ConfigError, InvalidRequest, TemplateError, Unsupported, UnsupportedModel
 from jserve.models.naive import naive_generate
+from jserve.progress import SILENT
 from jserve.request import FinishReason
 from jserve.testing.fake_engine import FakeEngine
 from jserve.testing.models import tiny_llama
@@ -30,6 +31,14 @@ def llm(parts, tmp_path_factory):
     settings = {"max_num_seqs": 4, "max_num_tokens": 32, "num_pages": 64, "max_queue": 6, "program_store": False}
     with LLM(parts, **settings) as llm:
         yield llm
+
+
+def test_a_start_is_told_on_stderr_unless_nobody_is_to_hear(parts, capsys):
+    settings = {"max_num_seqs": 1, "max_num_tokens": 8, "num_pages": 8, "program_store": False}
+    LLM(parts, **settings).close()
+    assert "compile 2/2 in " in capsys.readouterr().err
+    LLM(parts, **settings, progress=SILENT).close()
+    assert capsys.readouterr().err == ""
 
 
 def test_text_and_ids_equal_the_naive_recompute(llm, parts):

@@ -17,7 +17,7 @@ from jserve.cli.settings import ServeOptions
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("jserve", "pallas_kernels", "sharding")
-COMMON = {"jserve", "jserve.request", "jserve.errors", "jserve.config", "jserve.address"}
+COMMON = {"jserve", "jserve.request", "jserve.errors", "jserve.config", "jserve.address", "jserve.progress"}
 """What every room of jserve may use."""
 ROOMS: dict[str, set[str]] = {
     "pallas_kernels": set(),
@@ -27,6 +27,7 @@ ROOMS: dict[str, set[str]] = {
     "jserve.errors": set(),
     "jserve.config": set(),
     "jserve.address": set(),
+    "jserve.progress": set(),
     "jserve.v1": set(),
     "jserve.text": set(),
     "jserve.models": {"pallas_kernels", "sharding"},

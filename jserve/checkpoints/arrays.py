@@ -21,9 +21,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import type_handlers
 
-from jserve.checkpoints.progress import Progress
 from jserve.checkpoints.tree import flatten, nest, unflatten_like
 from jserve.errors import CheckpointError
+from jserve.progress import Progress
 
 __all__ = ["ArrayInfo", "LazyArray", "compare_arrays", "describe_arrays", "restore_arrays", "write_arrays"]
 

@@ -17,9 +17,9 @@ from typing import TypeVar
 
 import filelock
 
-from jserve.checkpoints.progress import Progress
 from jserve.config import cache_dir
 from jserve.errors import CheckpointError
+from jserve.progress import Progress
 
 __all__ = ["make_new", "make_once"]
 

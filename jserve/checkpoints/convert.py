@@ -11,10 +11,10 @@ from jserve.checkpoints.fetch import LocalFile, fetch
 from jserve.checkpoints.gguf.file import GgufFile
 from jserve.checkpoints.gguf.model import load_model
 from jserve.checkpoints.manifest import ARRAYS_FOLDER, MANIFEST_NAME, TOKENIZER_NAME, Manifest
-from jserve.checkpoints.progress import SILENT, Progress
 from jserve.checkpoints.tree import main_dtype
 from jserve.checkpoints.uri import parse_source
 from jserve.errors import SourceError, UnsupportedModel
+from jserve.progress import SILENT, Progress
 
 __all__ = ["convert", "write_checkpoint"]
 

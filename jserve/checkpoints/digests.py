@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from jserve.checkpoints.progress import Progress
+from jserve.progress import Progress
 
 __all__ = [
     "FileRecord",

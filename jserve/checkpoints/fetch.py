@@ -8,10 +8,10 @@ from pathlib import Path
 
 from jserve.checkpoints.digests import remembered_sha256
 from jserve.checkpoints.manifest import MANIFEST_NAME
-from jserve.checkpoints.progress import Progress
 from jserve.checkpoints.uri import FORMS, HubSource, LocalSource, PypiSource, Source
 from jserve.config import cache_dir
 from jserve.errors import SourceError, UnsupportedModel
+from jserve.progress import Progress
 
 __all__ = ["LocalFile", "LocalFolder", "fetch", "local"]
 

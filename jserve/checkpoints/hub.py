@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from jserve.checkpoints.manifest import MANIFEST_NAME
-from jserve.checkpoints.progress import Progress
 from jserve.checkpoints.uri import HubSource
 from jserve.errors import SourceError, UnsupportedModel
+from jserve.progress import Progress
 
 __all__ = ["fetch_from_hub"]
 

@@ -16,10 +16,10 @@ from jserve.checkpoints.fetch import LocalFile, LocalFolder, fetch
 from jserve.checkpoints.gguf.file import GgufFile
 from jserve.checkpoints.gguf.model import load_model
 from jserve.checkpoints.manifest import ARRAYS_FOLDER, MANIFEST_NAME, TOKENIZER_NAME, Manifest, read_manifest
-from jserve.checkpoints.progress import SILENT, Progress
 from jserve.checkpoints.tree import flatten
 from jserve.checkpoints.uri import parse_source
 from jserve.errors import CheckpointError
+from jserve.progress import SILENT, Progress
 from jserve.text.tokenizer import Tokenizer
 
 __all__ = ["ArrayReport", "InspectReport", "inspect"]

@@ -9,9 +9,9 @@ from jserve.checkpoints.cache import make_once
 from jserve.checkpoints.checkpoint import Checkpoint
 from jserve.checkpoints.fetch import LocalFile, LocalFolder, fetch
 from jserve.checkpoints.manifest import read_manifest
-from jserve.checkpoints.progress import SILENT, Progress
 from jserve.checkpoints.uri import parse_source
 from jserve.config import cache_dir
+from jserve.progress import SILENT, Progress
 
 __all__ = ["CONVERTER_VERSION", "converted_path", "open_checkpoint"]
 

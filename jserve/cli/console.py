@@ -1,20 +1,11 @@
-"""Talk to the person at the terminal: lines and progress, all on stderr. Bars only where there is a terminal."""
+"""Talk to the person at the terminal, on stderr."""
 
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rich.progress import Progress as Bars
-
-__all__ = ["ConsoleProgress", "rows", "say"]
-
-_QUIET_S = 5.0
-"""Without a terminal: seconds between two lines on the same task."""
+__all__ = ["rows", "say"]
 
 
 def say(text: str = "") -> None:
@@ -27,92 +18,3 @@ def rows(pairs: Sequence[tuple[str, str]], *, indent: str = "  ") -> str:
     """Names and values in two aligned columns. An empty name goes on with the value above."""
     width = max(len(name) for name, _ in pairs)
     return "\n".join(f"{indent}{name:<{width}}  {value}".rstrip() for name, value in pairs)
-
-
-class ConsoleProgress:
-    """Draws ``jserve.checkpoints.progress.Progress``. A context manager.
-
-    One line a task, ``compile 7/23, 48 s left (5 from the cache)``: beside a bar on a terminal, else anew every
-    few seconds. A note on the task under way stands in the parentheses; any other is a line of its own.
-    """
-
-    def __init__(self) -> None:
-        self._bars: Bars | None = None
-        self._task: str | None = None
-        self._unit = ""
-        self._total: int | None = None
-        self._count = 0
-        self._remark = ""
-        self._begun = self._spoken = 0.0
-
-    def __enter__(self) -> ConsoleProgress:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._close()
-
-    def start(self, task: str, total: int | None, unit: str) -> None:
-        self._close()
-        self._task, self._total, self._unit = task, total, unit
-        self._count, self._remark = 0, ""
-        self._begun = self._spoken = time.monotonic()
-        if sys.stderr.isatty():
-            self._draw()
-        else:
-            say(f"{task} ...")
-
-    def advance(self, n: int) -> None:
-        self._count += n
-        self._show()
-
-    def note(self, message: str) -> None:
-        if self._task is None:
-            say(message)
-        else:
-            self._remark = f" ({message})"
-            self._show()
-
-    def done(self) -> None:
-        if self._task is None:
-            return
-        line = f"{self._task} {self._amount()} in {time.monotonic() - self._begun:.1f} s{self._remark}"
-        self._close()
-        say(line)
-
-    def _show(self) -> None:
-        now = time.monotonic()
-        if self._bars is not None:
-            self._bars.update(self._bars.task_ids[0], completed=self._count, detail=self._detail(now))
-        elif now - self._spoken >= _QUIET_S and self._count != self._total:
-            self._spoken = now
-            say(f"{self._task} {self._detail(now)}")
-
-    def _detail(self, now: float) -> str:
-        left = ""
-        if self._total is not None and 0 < self._count < self._total:
-            seconds = (now - self._begun) / self._count * (self._total - self._count)
-            left = f", {seconds:.0f} s left"
-        return f"{self._amount()}{left}{self._remark}"
-
-    def _amount(self) -> str:
-        if self._unit == "B":
-            whole = "" if self._total is None else f"/{self._total / 1e6:.1f}"
-            return f"{self._count / 1e6:.1f}{whole} MB"
-        return f"{self._count} {self._unit}" if self._total is None else f"{self._count}/{self._total}"
-
-    def _draw(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[detail]}", markup=False))
-        self._bars = Progress(*columns, console=Console(stderr=True), transient=True)
-        self._bars.add_task(self._task or "", total=self._total, detail="")
-        self._bars.start()
-
-    def _close(self) -> None:
-        self._task = None
-        if self._bars is not None:
-            self._bars.stop()
-            self._bars = None

@@ -10,8 +10,9 @@ from typing import Annotated
 
 import tyro
 
-from jserve.cli.console import ConsoleProgress, say
+from jserve.cli.console import say
 from jserve.cli.options import Flag, parse
+from jserve.progress import ConsoleProgress
 
 __all__ = ["run"]
 

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from jserve import __version__
-from jserve.cli.console import ConsoleProgress, rows, say
+from jserve.cli.console import rows, say
 from jserve.cli.doors import taken_door
 from jserve.cli.options import Flag, parse
 from jserve.config import ServeConfig, cache_dir
+from jserve.progress import ConsoleProgress
 from jserve.request import Delta, SamplingParams
 
 __all__ = ["run"]

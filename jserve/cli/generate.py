@@ -40,10 +40,18 @@ class Options:
     """Most tokens to generate. Default: to the model's limit."""
     temperature: float | None = None
     """0 is greedy. Default: the checkpoint's, else 1."""
+    top_p: float | None = None
+    """Sample from the likeliest tokens that together have this probability. Default: the checkpoint's, else 1, all."""
+    top_k: int | None = None
+    """Sample from so many of the likeliest tokens. Default: the checkpoint's, else 0, all."""
+    min_p: float | None = None
+    """Leave out tokens less likely than this share of the likeliest. Default: the checkpoint's, else 0."""
+    stop: str | None = None
+    """End before this text."""
     seed: int | None = None
     """Makes a sampled answer repeatable. Default: drawn by the server."""
     json: Flag = False
-    """Print one JSON object a delta, and a last one with finish_reason, usage and all token_ids."""
+    """Print JSON Lines: an object a delta, and a last one with finish_reason, usage and all token_ids."""
 
 
 def run(arguments: list[str]) -> int:
@@ -51,7 +59,15 @@ def run(arguments: list[str]) -> int:
     text = sys.stdin.read() if options.prompt == "-" else options.prompt
     if not text:
         raise UsageError("the PROMPT is empty", usage=USAGE)
-    params = SamplingParams(max_tokens=options.max_tokens, temperature=options.temperature, seed=options.seed)
+    params = SamplingParams(
+        max_tokens=options.max_tokens,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        top_k=options.top_k,
+        min_p=options.min_p,
+        stop=() if options.stop is None else (options.stop,),
+        seed=options.seed,
+    )
     deltas = _ask_flight(options, text, params) if options.flight else _ask_grpc(options, text, params)
     return _print_json(deltas) if options.json else _print_text(deltas)
 

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import tyro
 
-from jserve.cli.console import ConsoleProgress
 from jserve.cli.options import Flag, parse
+from jserve.config import DEFAULT_MODEL
+from jserve.progress import ConsoleProgress
 
 __all__ = ["run"]
 
@@ -18,7 +19,7 @@ __all__ = ["run"]
 class Options:
     """Say what a checkpoint holds: layout, arrays, bytes, family, what is missing, and how to serve it."""
 
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = DEFAULT_MODEL
     """A folder, a .gguf file, or a URI (pypi://, hf://)."""
     check: Flag = False
     """Read every byte and compare the digests in the manifest."""
@@ -27,7 +28,7 @@ class Options:
 
 
 def run(arguments: list[str]) -> int:
-    options = parse(Options, arguments, prog="jserve inspect", usage="jserve inspect [--check] [--json] MODEL")
+    options = parse(Options, arguments, prog="jserve inspect", usage="jserve inspect [--check] [--json] [MODEL]")
     from jserve.checkpoints.inspect import inspect
 
     with ConsoleProgress() as progress:

@@ -87,6 +87,8 @@ def _run(arguments: list[str]) -> int:
     if verb in ("-h", "--help"):
         sys.stdout.write(_help())
         return 0
+    if verb in ("-V", "--version"):
+        verb = "version"
     if verb not in VERBS:
         hint = did_you_mean(verb.lstrip("-"), VERBS) or f"; there are: {', '.join(VERBS)}"
         raise UsageError(f"unknown command {verb!r}{hint}")

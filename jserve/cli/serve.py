@@ -9,11 +9,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from jserve import __version__
-from jserve.cli.console import ConsoleProgress, rows, say
+from jserve.cli.console import rows, say
 from jserve.cli.doors import check_doors
 from jserve.cli.options import parse
 from jserve.cli.settings import ServeOptions, digest, settle
 from jserve.config import ServeConfig
+from jserve.progress import ConsoleProgress
 
 if TYPE_CHECKING:
     from jserve.request import ServedModel
@@ -62,11 +63,13 @@ def run(arguments: list[str]) -> int:
 def describe(served: ServedModel, doors: Addresses, config: ServeConfig) -> list[tuple[str, str]]:
     """What is served and where, and lines to paste that ask it something."""
     tokens = served.num_pages * served.page_size
-    fit = max(1, min(tokens // served.max_model_len, config.max_num_seqs))
+    most, long = config.max_num_seqs, served.max_model_len
+    short = min(long, 512)
+    rooms = [f"{max(1, min(tokens // length, most))} of {length} tokens" for length in dict.fromkeys((long, short))]
     table = [
         ("model", f"{served.name} ({served.family}), {served.dtype}, {served.mesh}; settings {digest(config)}"),
         ("cache", f"{served.num_pages} pages of {served.page_size} = {tokens} tokens"),
-        ("room", f"about {fit} sequences at {served.max_model_len} tokens; {config.max_num_seqs} at once at most"),
+        ("room", f"at once {' or '.join(rooms)}; at most {most}"),
     ]
     table += [(door, address) for door, address in (("grpc", doors.grpc), ("flight", doors.flight)) if address]
     if doors.metrics is not None:
@@ -74,8 +77,10 @@ def describe(served: ServedModel, doors: Addresses, config: ServeConfig) -> list
     if doors.grpc is not None:
         table += [
             ("shell", f'jserve generate --address {doors.grpc} "What is gravity?"'),
-            ("python", "from jserve.client import Client"),
-            ("", f'for delta in Client("{doors.grpc}").generate("Gravity is"): print(delta.text, end="")'),
+            ("python", "from jserve import SamplingParams"),
+            ("", "from jserve.client import Client"),
+            ("", f'for delta in Client("{doors.grpc}").generate("Gravity is", SamplingParams(max_tokens=48)):'),
+            ("", '    print(delta.text, end="", flush=True)'),
         ]
     return table
 

@@ -49,4 +49,4 @@ def settle(options: ServeOptions, arguments: list[str]) -> tuple[ServeConfig, di
 
 def digest(config: ServeConfig) -> str:
     """Twelve hex digits that two servers share exactly when their settings are equal."""
-    return hashlib.sha256(msgspec.json.encode(config, order="deterministic")).hexdigest()[:12]
+    return hashlib.sha256(msgspec.json.encode(dataclasses.asdict(config), order="deterministic")).hexdigest()[:12]

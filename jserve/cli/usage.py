@@ -20,5 +20,5 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``; did you mean X?`` for the nearest known word: the one it begins, else the most alike; else nothing."""
     names = list(known)
     begun = [name for name in names if name.startswith(word)]
-    near = begun[:1] if len(begun) == 1 else difflib.get_close_matches(word, names, n=1)
+    near = begun[:1] if len(begun) == 1 else difflib.get_close_matches(word, names, n=1, cutoff=0.7)
     return f"; did you mean {near[0]}?" if near else ""

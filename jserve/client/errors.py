@@ -26,6 +26,8 @@ from jserve.wire.errors import error_from_code
 
 __all__ = ["FailedCall", "from_rpc"]
 
+_NO_SUCH_METHOD = "Method not found!"
+"""gRPC's words where a server has no such service."""
 _DETAILS_KEY = "grpc-status-details-bin"
 
 # For statuses that gRPC itself made, on either side, and that therefore carry no code of ours.
@@ -56,12 +58,18 @@ def from_rpc(failed: FailedCall, *, address: str, timeout: float | None) -> Jser
         if named is not None:
             return named
     if status is grpc.StatusCode.UNAVAILABLE:
-        return Unreachable(f"no jserve server answers at {address}; is the server running? jserve serve ({words})")
+        return Unreachable(
+            f"no jserve server answers at {address}; it is not running (jserve serve), or not ready yet ({words})"
+        )
     if status is grpc.StatusCode.DEADLINE_EXCEEDED:
         limit = "its deadline" if timeout is None else f"{timeout:g} s"
         return DeadlineExceeded(f"the call to {address} did not end within {limit}")
     if status is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return MessageTooLarge(words) if "message larger than max" in words else QueueFull(words)
+        if "message larger than max" in words:
+            return MessageTooLarge(f"{words} bytes; max_message_mb of client and server is that limit")
+        return QueueFull(words)
+    if status is grpc.StatusCode.UNIMPLEMENTED and words == _NO_SUCH_METHOD:
+        return Unsupported(f"{address} answers, but not this protocol; gRPC and Arrow Flight have ports of their own")
     return _BY_STATUS.get(status, JserveError)(f"{words or status.name} (from {address})")
 
 

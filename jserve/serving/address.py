@@ -48,7 +48,7 @@ def check_addresses(config: ServeConfig) -> None:
 def cannot_open(setting: str, address: Address) -> ConfigError:
     """The error for a door whose listener did not get its address."""
     return ConfigError(
-        f"{setting} {address} cannot be opened: another program or another door uses it, or this machine lacks it",
+        f"{setting} {address} cannot be opened: it is in use, perhaps by another jserve, or this machine lacks it",
         fix=f"stop that program, or choose another address with {_option(setting)} (port 0 takes a free one)",
     )
 

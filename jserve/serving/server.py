@@ -124,7 +124,8 @@ class Server:
         with _signals() as events:
             if ready is not None:
                 ready()
-            log.warning("%s: draining; a second signal forces", _name(events.get()))
+            number = events.get()
+            log.warning("%s: draining, for %g s at most; a second signal forces", _name(number), self._config.grace_s)
             drained = self._drain_aside(lambda: events.put(None))
             second = events.get()
             if second is None:

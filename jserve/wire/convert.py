@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from google.protobuf.descriptor import FieldDescriptor
+
 from jserve.errors import InvalidRequest, PromptTooLong
 from jserve.request import (
     MAX_STOP_STRINGS,
@@ -45,6 +47,11 @@ MAX_RESPONSE_BYTES = 1 << 20
 """A response larger than this is sent in pieces: stock clients refuse messages over 4 MiB."""
 
 _OPTIONAL = tuple(field.name for field in pb.SamplingParams.DESCRIPTOR.fields if field.has_presence)
+_INTEGERS = {
+    FieldDescriptor.CPPTYPE_INT32: "whole numbers below 2**31",
+    FieldDescriptor.CPPTYPE_UINT32: "whole numbers from 0 to 2**32 - 1",
+    FieldDescriptor.CPPTYPE_UINT64: "whole numbers from 0 to 2**64 - 1",
+}
 _REASONS = {reason.value: reason for reason in FinishReason}
 
 
@@ -90,12 +97,18 @@ def sampling_to_proto(params: SamplingParams) -> pb.SamplingParams:
     message = pb.SamplingParams()
     for name in _OPTIONAL:
         if (value := getattr(params, name)) is not None:
-            with _refused(f"{name} cannot be {value!r:.60}"):
+            with _refused(f"{name} cannot be {value!r:.60}{_allowed(name)}"):
                 setattr(message, name, value)
     for name in ("stop", "stop_token_ids"):
-        with _refused(f"{name} cannot be {getattr(params, name)!r:.60}"):
+        with _refused(f"{name} cannot be {getattr(params, name)!r:.60}{_allowed(name)}"):
             getattr(message, name).extend(getattr(params, name))
     return message
+
+
+def _allowed(name: str) -> str:
+    """What the field's type can hold, where that is a range of whole numbers."""
+    bits = _INTEGERS.get(pb.SamplingParams.DESCRIPTOR.fields_by_name[name].cpp_type)
+    return "" if bits is None else f" (allowed: {bits})"
 
 
 def generate_request(prompt: Prompt, params: SamplingParams, *, request_id: str, model: str) -> pb.GenerateRequest:

@@ -35,8 +35,9 @@ import numpy as np
 from jserve.checkpoints.open import open_checkpoint
 from jserve.cli.bench import measure
 from jserve.cli.child import server_process
-from jserve.cli.console import ConsoleProgress, rows, say
+from jserve.cli.console import rows, say
 from jserve.config import DEFAULT_MODEL, cache_dir
+from jserve.progress import ConsoleProgress
 
 PROMPT, OUTPUT, ROUNDS = 128, 64, 3
 STREAMS = (1, 8, 32)

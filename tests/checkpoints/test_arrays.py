@@ -7,7 +7,7 @@ from orbax.checkpoint import type_handlers
 
 from jserve.checkpoints import arrays
 from jserve.checkpoints.arrays import LazyArray, write_arrays
-from jserve.checkpoints.progress import SILENT
+from jserve.progress import SILENT
 
 
 def test_orbax_writes_each_array_through_the_method_that_is_overridden(tmp_path, monkeypatch):

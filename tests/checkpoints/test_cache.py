@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from jserve.checkpoints.cache import make_new, make_once
-from jserve.checkpoints.progress import SILENT
 from jserve.errors import CheckpointError
+from jserve.progress import SILENT
 
 
 def fill(scratch):
@@ -120,7 +120,7 @@ MAKER = """
     import sys, time
     from pathlib import Path
     from jserve.checkpoints.cache import make_once
-    from jserve.checkpoints.progress import SILENT
+    from jserve.progress import SILENT
 
     final, log, seconds = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
 

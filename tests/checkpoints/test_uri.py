@@ -6,10 +6,10 @@ import pytest
 
 from jserve.checkpoints.fetch import fetch
 from jserve.checkpoints.names import PICKLES, member_path, resolve_member
-from jserve.checkpoints.progress import SILENT
 from jserve.checkpoints.uri import HubSource, LocalSource, PypiSource, parse_source
 from jserve.config import DEFAULT_MODEL
 from jserve.errors import SourceError, UnsupportedModel
+from jserve.progress import SILENT
 
 
 def test_known_forms():

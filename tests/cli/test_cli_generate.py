@@ -82,6 +82,24 @@ def test_a_refused_request_is_one_line(door, options, message, capsys):
     assert captured.out == ""
 
 
+def test_every_sampling_option_reaches_the_engine(server, door, capsys):
+    options = ["--temperature", "0.5", "--top-p", "0.75", "--top-k", "7", "--min-p", "0.0625", "--seed", "3"]
+    assert main(["generate", *door, *options, "--stop", "d", "--max-tokens", "26", "hi"]) == 0
+    assert "d" not in capsys.readouterr().out
+    sampling = server.engine.submitted[-1].sampling
+    drawn = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.seed, sampling.max_tokens)
+    assert drawn == (0.5, 0.75, 7, 0.0625, 3, 26)
+
+
+def test_the_other_door_is_told_as_such(server, capsys):
+    for options in (
+        ["--address", server.addresses.flight.removeprefix("grpc://")],
+        ["--address", server.grpc, "--flight"],
+    ):
+        assert main(["generate", *options, "hi"]) == 1
+        assert "answers, but not this protocol" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("flags", [[], ["--flight"]])
 def test_no_server_is_said_in_one_line(flags, capsys):
     assert main(["generate", "--address", "127.0.0.1:9", *flags, "hi"]) == 1

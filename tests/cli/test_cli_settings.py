@@ -7,7 +7,7 @@ import pytest
 
 from jserve.cli.main import main
 from jserve.cli.settings import ServeOptions, digest
-from jserve.config import ServeConfig
+from jserve.config import ServeConfig, resolve
 
 
 def _printed(arguments, capsys):
@@ -54,6 +54,19 @@ def test_the_text_form_has_a_line_a_setting(capsys):
 def test_a_setting_that_cannot_be_is_a_config_error(arguments, message, capsys):
     assert main(["serve", *arguments]) == 3
     assert capsys.readouterr().err.startswith(message)
+
+
+def test_a_table_in_the_file_is_refused(tmp_path, capsys):
+    file = tmp_path / "serve.toml"
+    file.write_text("[serve]\nmax-num-seqs = 3\n")
+    assert main(["serve", "--config", str(file)]) == 3
+    assert capsys.readouterr().err.endswith("has a table [serve]; settings stand outside of tables\n")
+
+
+def test_equal_settings_have_one_digest_however_they_were_given():
+    given, _ = resolve(("keyword", {"max_num_seqs": ServeConfig().max_num_seqs}))
+    assert digest(given) == digest(resolve()[0]) == digest(ServeConfig())
+    assert digest(given) != digest(ServeConfig(max_num_seqs=3))
 
 
 def test_an_unknown_setting_in_the_file_is_named(tmp_path, capsys):

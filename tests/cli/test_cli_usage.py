@@ -1,11 +1,13 @@
 """Words that cannot be understood: one line that says why, one that says how, exit status 2."""
 
+import json
 import os
 import subprocess
 import sys
 
 import pytest
 
+from jserve import __version__
 from jserve.cli.main import GROUPS, VERBS, main
 
 
@@ -39,12 +41,18 @@ def test_every_verb_explains_itself_and_has_json(verb, capsys):
     assert captured.err == ""
 
 
+@pytest.mark.parametrize("word", ["--version", "-V", "version"])
+def test_the_version_is_told_as_people_ask_for_it(word, capsys):
+    assert main([word, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["jserve"] == __version__
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], "error: no command given; try: jserve demo"),
         (["serv"], "error: unknown command 'serv'; did you mean serve?"),
-        (["--version"], "error: unknown command '--version'; did you mean version?"),
+        (["--versio"], "error: unknown command '--versio'; did you mean version?"),
         (["zzz"], "error: unknown command 'zzz'; there are: demo, serve, generate, bench, convert, inspect, version"),
         (["serve", "--max-num-seq", "3"], "error: unknown option --max-num-seq; did you mean --max-num-seqs?"),
         (["serve", "--max_num_seq=3"], "error: unknown option --max-num-seq; did you mean --max-num-seqs?"),

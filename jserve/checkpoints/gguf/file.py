@@ -123,7 +123,8 @@ class _Header:
     def _preamble(self) -> tuple[int, int]:
         magic = self._take(4) if self._size >= 4 else b""
         if magic != b"GGUF":
-            raise CheckpointError(f"{self._path} is not a GGUF file: it begins with {magic!r}, not b'GGUF'")
+            found = f"begins with {magic!r}, not b'GGUF'" if magic else "is empty"
+            raise CheckpointError(f"{self._path} is not a GGUF file: it {found}")
         version = self._scalar("I")
         if version not in _VERSIONS:
             swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
