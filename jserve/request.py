@@ -107,6 +107,22 @@ class ResolvedSampling:
     """EOS ids (unless ignored) and the caller's stop ids, at most MAX_STOP_TOKENS."""
     logprobs: int | None
 
+    @classmethod
+    def greedy(cls, max_tokens: int) -> ResolvedSampling:
+        """The likeliest token each time, exactly ``max_tokens`` of them."""
+        return cls(
+            temperature=0.0,
+            top_p=1.0,
+            top_k=0,
+            min_p=0.0,
+            seed=0,
+            n=1,
+            max_tokens=max_tokens,
+            min_tokens=0,
+            stop_ids=(),
+            logprobs=None,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Request:

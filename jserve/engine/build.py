@@ -166,18 +166,7 @@ def _warm(engine: Engine, max_model_len: int) -> None:
         if deltas[-1].finish_reason is not None:
             over.set()
 
-    sampling = ResolvedSampling(
-        temperature=0.0,
-        top_p=1.0,
-        top_k=0,
-        min_p=0.0,
-        seed=0,
-        n=1,
-        max_tokens=min(2, max_model_len - 1),
-        min_tokens=0,
-        stop_ids=(),
-        logprobs=None,
-    )
+    sampling = ResolvedSampling.greedy(min(2, max_model_len - 1))
     engine.submit(Request(request_id="warm", prompt_ids=(0,), sampling=sampling, arrival=time.monotonic()), sink)
     if not over.wait(_WARM_TIMEOUT_S):
         raise DeviceError(f"no token within {_WARM_TIMEOUT_S:.0f} s of the first dispatch")

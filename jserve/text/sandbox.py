@@ -19,16 +19,13 @@ from string import Formatter
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension
 from jinja2.filters import FILTERS
-from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
-from jinja2.visitor import NodeTransformer
 
 from jserve.text.budget import Budget, OverBudget, check_bits, check_width, is_sized, weight
+from jserve.text.template_tree import AddTicks, Generation
 
 __all__ = ["BoundedEnvironment"]
 
@@ -65,7 +62,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
-            extensions=["jinja2.ext.loopcontrols", _Generation],
+            extensions=["jinja2.ext.loopcontrols", Generation],
             # Folding constants would run operations at compile time, outside any budget.
             optimized=False,
         )
@@ -85,7 +82,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.globals = {"range": self.globals["range"], "dict": _dict, "namespace": _Namespace}
 
     def compile_bounded(self, source: str) -> jinja2.Template:
-        tree = _AddTicks().visit(self.parse(source))
+        tree = AddTicks().visit(self.parse(source))
         tree.set_environment(self)
         return jinja2.Template.from_code(self, self.compile(tree), self.make_globals(None))
 
@@ -266,41 +263,3 @@ class _Namespace(Namespace):
 
     def __repr__(self) -> str:
         return "<namespace>"
-
-
-class _Generation(Extension):
-    """``{% generation %}`` marks the assistant's part for training; rendering takes its body as it is."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
-
-
-class _AddTicks(NodeTransformer):
-    """Put a tick into everything that can repeat, and weigh every list that is written out."""
-
-    def _tick_body(self, node: Any) -> nodes.Node:
-        self.generic_visit(node)
-        node.body.insert(0, nodes.ExprStmt(_method("tick", [], node.lineno), lineno=node.lineno))
-        return node
-
-    visit_For = visit_Macro = visit_CallBlock = visit_Block = _tick_body
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        self.generic_visit(node)
-        return _method("concatenated", node.nodes, node.lineno)
-
-    def _weigh(self, node: Any) -> nodes.Node:
-        self.generic_visit(node)
-        if getattr(node, "ctx", "load") != "load" or node.find(nodes.Slice):
-            return node
-        return _method("weigh", [node], node.lineno)
-
-    visit_List = visit_Tuple = visit_Dict = _weigh
-
-
-def _method(name: str, args: list[nodes.Expr], line: int) -> nodes.Call:
-    """A call of the environment's own method: no template can put another in its place."""
-    return nodes.Call(nodes.EnvironmentAttribute(name), args, [], None, None, lineno=line)

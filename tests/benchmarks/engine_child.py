@@ -29,18 +29,7 @@ def main(model: str, loads: list[dict[str, int]]) -> None:
             if deltas[-1].finish_reason is not None:
                 left.release()
 
-        sampling = ResolvedSampling(
-            temperature=0.0,
-            top_p=1.0,
-            top_k=0,
-            min_p=0.0,
-            seed=0,
-            n=1,
-            max_tokens=output_tokens,
-            min_tokens=0,
-            stop_ids=(),
-            logprobs=None,
-        )
+        sampling = ResolvedSampling.greedy(output_tokens)
         sent = time.monotonic()
         for i in range(streams):
             prompt = tuple(rng.randrange(engine.limits.vocab_size) for _ in range(prompt_tokens))
