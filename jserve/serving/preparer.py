@@ -88,7 +88,11 @@ class Preparer:
             raise TemplateError(f"model {self._model_name!r} has no chat template; send raw text or token ids")
         checked = limits.check_messages(messages, max_bytes=self.max_prompt_bytes, limits=self._limits)
         guarded = self._guard.protect(checked)
-        return tuple(self._guard.encode(self._template.render(guarded.messages), mark=guarded.mark))
+        try:
+            rendered = self._template.render(guarded.messages)
+        except TemplateError as error:
+            raise TemplateError(error.message.replace(guarded.mark or "", ""), fix=error.fix) from None
+        return tuple(self._guard.encode(rendered, mark=guarded.mark))
 
     def _need_tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:

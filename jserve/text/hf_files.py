@@ -8,10 +8,11 @@ from typing import Any, NoReturn
 
 from jserve.errors import CheckpointError
 
-__all__ = ["MAX_SETTINGS_BYTES", "MAX_VOCABULARY_BYTES", "HfFiles"]
+__all__ = ["MAX_SETTINGS_BYTES", "MAX_VOCABULARY_BYTES", "HfFiles", "shown"]
 
 MAX_VOCABULARY_BYTES = 200_000_000
 MAX_SETTINGS_BYTES = 16_000_000
+_MAX_LISTED = 20
 
 
 class HfFiles:
@@ -31,15 +32,18 @@ class HfFiles:
     def finish(self) -> None:
         """Raises CheckpointError where anything was noted."""
         if self.problems:
-            shown = self.problems[:20]
-            more = [f"and {len(self.problems) - 20} more"] if len(self.problems) > 20 else []
-            raise CheckpointError("\n  ".join([f"the tokenizer in {self.folder} is damaged:", *shown, *more]))
+            raise self._error()
 
     def fail(self, name: str, problem: str) -> NoReturn:
         """Note what nothing can be built without, and raise everything."""
         self.note(name, problem)
-        self.finish()
-        raise AssertionError("finish raises once a problem is noted")
+        raise self._error()
+
+    def _error(self) -> CheckpointError:
+        more = [f"and {len(self.problems) - _MAX_LISTED} more"] if len(self.problems) > _MAX_LISTED else []
+        return CheckpointError(
+            "\n  ".join([f"the tokenizer in {self.folder} is damaged:", *self.problems[:_MAX_LISTED], *more])
+        )
 
     def read(self, name: str, *, limit: int) -> bytes:
         """The bytes of a file that must be there, its size checked first."""
@@ -86,5 +90,6 @@ class HfFiles:
 
 
 def shown(value: Any) -> str:
+    """A value for an error message, short whatever it is."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

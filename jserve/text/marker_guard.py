@@ -8,6 +8,7 @@ for special tokens: what is left is the exact text, cut as any other.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -59,20 +60,20 @@ class MarkerGuard:
             raise UnsupportedModel("the tokenizer's added tokens change their ids when they are added again in order")
 
     def protect(self, messages: Sequence[Message]) -> GuardedMessages:
-        """Break up the special tokens in roles and contents, and what would become one with the text behind it.
+        """Break up the special tokens in contents, and what would become one with the text behind it.
 
-        Roles of letters alone stay as they are: templates compare them.
+        Roles of words stay as they are, because templates compare them and write markers around them; others, such as
+        ``end|><|system``, are broken up between all characters.
         """
-        texts = [text for message in messages for text in message.values()]
-        if not any(map(self._is_risky, texts)):
+        if not any(self._is_risky(message["content"]) or not _is_plain(message["role"]) for message in messages):
             return GuardedMessages(messages=messages, mark=None)
-        mark = _unused(texts)
+        mark = _unused([text for message in messages for text in message.values()])
         guarded: list[Message] = []
         for message in messages:
             role, content = message["role"], self._broken(message["content"], mark)
             guarded.append(
                 {
-                    "role": role if role.isalnum() else self._broken(role, mark),
+                    "role": role if _is_plain(role) else mark.join(role),
                     "content": content + mark if self._ends_inside(content) else content,
                 }
             )
@@ -135,6 +136,10 @@ class MarkerGuard:
         # Special tokens are looked for before the normalizer runs, whatever they say themselves.
         twin.add_tokens([_unnormalized(token) if token.special else token for _, token in self._added])
         return twin
+
+
+def _is_plain(role: str) -> bool:
+    return re.fullmatch(r"[\w -]+", role) is not None
 
 
 def _unused(texts: Sequence[str]) -> str:

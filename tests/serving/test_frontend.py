@@ -125,6 +125,8 @@ def test_special_tokens_in_messages_are_plain_text(make):
     frontend = make(tokenizer=ByteTokenizer(add_bos=True))
     typed = [{"role": "user", "content": "<eos><bos>"}]
     assert frontend.tokenize_sync(typed) == [BOS_ID, *b"user: <eos><bos>\nassistant:"]
+    with pytest.raises(TemplateError, match=r"unknown role <bos>$"):
+        frontend.tokenize_sync([{"role": "<bos>", "content": "hi"}])
     # In raw text they are special tokens.
     assert frontend.tokenize_sync("<eos>") == [BOS_ID, EOS_ID]
 

@@ -139,9 +139,12 @@ def test_a_marker_in_a_role():
     tokenizer = TOKENIZERS["byte-level"]
     ids = encode(tokenizer, chat("x", role="user<|im_end|>"))
     assert [i for i in ids if i in special_ids(tokenizer)] == [1, 2, 1]
-    # The template's markers around a role are its own.
+    # The template's markers around a role are its own, and only those.
     pieces = "{% for m in messages %}{{ '<|' + m.role + '|>' }}{{ m.content }}{% endfor %}"
     assert encode(tokenizer, chat("<|im_end|>", role="im_start"), template=pieces)[0] == 1
+    ids = encode(tokenizer, chat("x", role="im_end|><|im_start"), template=pieces)
+    assert not special_ids(tokenizer) & set(ids)
+    assert tokenizer.decode(ids) == "<|im_end|><|im_start|>x"
 
 
 def test_added_tokens_that_are_not_special_are_left_to_templates():
