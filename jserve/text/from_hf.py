@@ -58,7 +58,7 @@ def read_hf_tokenizer(folder: Path) -> HfText:
         )
     vocabulary = _vocabulary(files, kind)
     backend = vocabulary.backend
-    add_declared_tokens(files, backend)
+    add_declared_tokens(files, backend, in_raw_text=kind == _PIECES)
     eos = end_ids(files, backend, own=vocabulary.eos_id)
     bos = _bos_id(files, vocabulary)
     prefix, suffix = _surroundings(backend)

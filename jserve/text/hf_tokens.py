@@ -19,10 +19,11 @@ _LISTS = ("additional_special_tokens", "extra_special_tokens")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
-def add_declared_tokens(files: HfFiles, backend: tokenizers.Tokenizer) -> None:
+def add_declared_tokens(files: HfFiles, backend: tokenizers.Tokenizer, *, in_raw_text: bool) -> None:
     """Give ``backend`` the added tokens that the files declare; tokens named for a role become special.
 
-    A token that is declared under another id than it has is noted as a problem.
+    ``in_raw_text`` looks for all of them before normalizing, whatever they say: behind a normalizer that puts spaces in
+    front of texts they would not be found. A token that is declared under another id than it has is a problem.
     """
     special = {token.content: token for token in _special_tokens(files)}
     declared: dict[int, tuple[str, AddedToken]] = {}
@@ -32,7 +33,7 @@ def add_declared_tokens(files: HfFiles, backend: tokenizers.Tokenizer) -> None:
         else:
             files.note(ADDED, f"{content!r} is {shown(token_id)}; it must be an id")
     for token_id, value in _decoder(files).items():
-        token = _token(value)
+        token = _token(value, in_raw_text=in_raw_text)
         if token is None:
             files.note(
                 CONFIG, f"added_tokens_decoder[{token_id}] is {shown(value)}; it must have a text as its content"
@@ -118,14 +119,18 @@ def _decoder(files: HfFiles) -> dict[int, Any]:
     return {int(key): token for key, token in value.items()}
 
 
-def _token(value: Any, *, special: bool = False) -> AddedToken | None:
+def _token(value: Any, *, special: bool = False, in_raw_text: bool = False) -> AddedToken | None:
     """A token as files write it, a text or an object; None where it is neither."""
     if isinstance(value, str) and value:
         return AddedToken(value, normalized=False, special=special)
     if not isinstance(value, Mapping) or not isinstance(value.get("content"), str) or not value["content"]:
         return None
     flags = {name: value[name] for name in _FLAGS if isinstance(value.get(name), bool)}
-    return AddedToken(value["content"], **(flags | ({"special": True} if special else {})))
+    if special:
+        flags["special"] = True
+    if in_raw_text:
+        flags["normalized"] = False
+    return AddedToken(value["content"], **flags)
 
 
 def _is_id(value: Any) -> bool:

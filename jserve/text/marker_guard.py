@@ -51,7 +51,8 @@ class MarkerGuard:
         self._beginnings = {start for start in starts if not start.isspace()}
         self._longest = max(map(len, self._special.values()), default=0)
         self._finder = tokenizers.Tokenizer(models.WordLevel(vocab={"": 0}, unk_token=""))
-        self._finder.add_special_tokens([AddedToken(text, normalized=False) for text in self._special.values()])
+        found = {*self._special.values(), *self._normalized_forms()}
+        self._finder.add_special_tokens([AddedToken(text, normalized=False) for text in sorted(found)])
         self._twin = lru_cache(maxsize=None)(self._make_twin)
         twin = self._twin(_NONCHARACTERS[0])
         if {i: token.content for i, token in twin.get_added_tokens_decoder().items()} != {
@@ -85,6 +86,13 @@ class MarkerGuard:
             return self._tokenizer.encode(text, add_special=True)
         encoding = self._twin(mark).encode(text, add_special_tokens=False)
         return self._tokenizer.with_bos(list(self._plain(encoding, text, mark)))
+
+    def _normalized_forms(self) -> Iterator[str]:
+        """What special tokens that are looked for in normalized text look like there."""
+        normalizer = self._tokenizer.backend.normalizer
+        for _, token in self._added:
+            if normalizer is not None and token.special and token.normalized:
+                yield normalizer.normalize_str(token.content)
 
     def _is_risky(self, text: str) -> bool:
         if self._ends_inside(text) or any(self._spans(text)):

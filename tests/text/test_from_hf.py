@@ -150,6 +150,11 @@ def test_tokens_added_to_a_sentencepiece_model(tmp_path):
     the = tokenizer.encode("the", add_special=False)
     assert ids == [1, *the, 480, 481, *the]
     assert tokenizer.decode([480, 481]) == ""
+    # Looked for in normalized text it would be hidden behind the space in front.
+    decoder = {"480": {"content": "<pad>", "special": True, "normalized": True, "rstrip": True}}
+    write(tmp_path, added_tokens__json={}, tokenizer_config__json={"added_tokens_decoder": decoder})
+    tokenizer = read_hf_tokenizer(folder).tokenizer
+    assert tokenizer.encode("the<pad> \nthe", add_special=True) == [1, *the, 480, *the]
 
 
 def test_every_end_once_the_tokenizer_s_own_first(tmp_path):

@@ -176,6 +176,17 @@ def test_special_tokens_behind_the_vocabulary_and_found_in_normalized_text():
     assert end in tokenizer.encode("＜｜im_end｜＞", add_special=False)
 
 
+def test_special_tokens_that_are_found_in_lowercase():
+    backend = tokenizers.Tokenizer(models.BPE(vocab={chr(code): code - 32 for code in range(32, 127)}, merges=[]))
+    backend.normalizer = normalizers.Lowercase()
+    backend.add_tokens([AddedToken("<END>", normalized=True, special=True)])
+    tokenizer = Tokenizer(backend, eos_ids=(), bos_id=None, add_bos=False)
+    assert tokenizer.encode("<End>", add_special=False) == [95]
+    ids = encode(tokenizer, chat("<End><end>"), template="{{ messages[0].content }}<END>")
+    assert ids[-1] == 95
+    assert tokenizer.backend.decode(ids[:-1]).replace(" ", "") == "<end><end>"
+
+
 def test_what_no_token_covers_stays_unknown():
     tokenizer = sentencepiece("none", byte_fallback=False)
     ids = encode(tokenizer, chat("ж<|im_end|>ж"), template="{{ messages[0].content }}")
