@@ -16,7 +16,7 @@ from jserve.checkpoints.tree import flatten, main_dtype, unflatten_like
 from jserve.config import ServeConfig, cache_dir
 from jserve.engine.build import EngineModel, build_engine
 from jserve.engine.engine import Engine
-from jserve.engine.executor import CompileProgress
+from jserve.engine.programs import CompileProgress, TellCompiled
 from jserve.engine.store import ProgramStore
 from jserve.errors import CheckpointError, ConfigError, DeviceError, InvalidRequest, MeshError, UnsupportedModel
 from jserve.observe.metrics import Metrics
@@ -262,7 +262,7 @@ def _module_length(module: Any) -> int:
     raise ConfigError(f"{type(module).__name__} has no max_position, itself or in its config; add one (an int, tokens)")
 
 
-def _compile_progress(progress: Progress) -> Callable[[CompileProgress], None]:
+def _compile_progress(progress: Progress) -> TellCompiled:
     """Tell compilations as one task of so many programs."""
 
     def tell(now: CompileProgress) -> None:

@@ -21,8 +21,9 @@ from jserve.config import ServeConfig
 from jserve.engine.buckets import Buckets
 from jserve.engine.contract import EngineLimits
 from jserve.engine.engine import Engine
-from jserve.engine.executor import CompileProgress, Executor
+from jserve.engine.executor import Executor
 from jserve.engine.memory import DEFAULT_PAGE_SIZE, exhaustion_in_words, plan_memory
+from jserve.engine.programs import CompileProgress, TellCompiled
 from jserve.engine.scheduler import SchedulerConfig
 from jserve.engine.state import CacheLayout
 from jserve.engine.store import ProgramStore
@@ -62,7 +63,7 @@ def build_engine(
     *,
     mesh: Mesh,
     store: ProgramStore | None = None,
-    compile_progress: Callable[[CompileProgress], None] | None = None,
+    compile_progress: TellCompiled | None = None,
 ) -> Engine:
     """A started engine that has made a real token. Raises ConfigError, MeshError, DeviceError, OutOfMemory or
     UnsupportedModel."""
