@@ -1,0 +1,84 @@
+"""The compiled program of an encoder: tokens of several texts to one vector a text, in one device call.
+
+Nothing of a text's vector comes from another row, and nothing from padding: keys of padding are masked and their
+values zeroed, and pooling adds only what is real. So NaN in a padded row stays there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Bool, Float, Float32, Int32
+
+from jserve.models.encoder_contract import EncoderQuery, EncoderStep, run_encoder
+
+__all__ = ["EncoderProgram", "Pooling", "attention", "pool"]
+
+_NORM_FLOOR = 1e-12
+"""Least length that a vector is divided by."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pooling:
+    """How a text's hidden states become its vector, in float32."""
+
+    how: Literal["mean", "cls"]
+    """mean: over all tokens of the text, [CLS] and [SEP] too. cls: its first token's."""
+    normalize: bool
+    """Scale the vector to length 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderProgram:
+    """Builds the function that is compiled for each shape."""
+
+    graphdef: Any
+    pooling: Pooling
+
+    def __call__(self, params: Any, tokens: Int32[Array, "S L"], lengths: Int32[Array, " S"]) -> Float32[Array, "S D"]:
+        """``lengths`` are the real tokens of each row, first in it; 0 for a row of padding."""
+        num_texts, length = tokens.shape
+        place = jnp.arange(length, dtype=jnp.int32)
+        valid = place[None] < lengths[:, None]
+
+        def answer(query: EncoderQuery) -> Float[Array, "T H Dh"]:
+            return attention(query, valid)
+
+        step = EncoderStep(positions=jnp.tile(place, num_texts), valid=valid.reshape(-1), answer=answer)
+        x = run_encoder(nnx.merge(self.graphdef, params), tokens.reshape(-1), step)
+        return pool(x.reshape(num_texts, length, -1), valid, self.pooling)
+
+
+def attention(query: EncoderQuery, valid: Bool[Array, "S L"]) -> Float[Array, "T H Dh"]:
+    """Each of the S texts by itself, ``T = S * L``; softmax and sums in float32."""
+    num_texts, length = valid.shape
+    _, num_kv_heads, head_dim = query.k.shape
+    q = query.q.reshape(num_texts, length, num_kv_heads, -1, head_dim)
+    k = query.k.reshape(num_texts, length, num_kv_heads, head_dim)
+    v = jnp.where(valid[:, :, None, None], query.v.reshape(k.shape), jnp.zeros((), query.v.dtype))
+    precision = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
+    scores = jnp.einsum("stkgd,sukd->skgtu", q, k, precision=precision, preferred_element_type=jnp.float32)
+    seen = valid[:, None, None, None, :]
+    # Finite, so that a row which sees nothing stays finite too.
+    scores = jnp.where(seen, scores * query.scale, jnp.finfo(jnp.float32).min)
+    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+    out = jnp.einsum("skgtu,sukd->stkgd", weights, v, precision=precision, preferred_element_type=jnp.float32)
+    return out.astype(query.q.dtype).reshape(query.q.shape)
+
+
+def pool(x: Float[Array, "S L D"], valid: Bool[Array, "S L"], pooling: Pooling) -> Float32[Array, "S D"]:
+    """One vector a text."""
+    if pooling.how == "cls":
+        vectors = x[:, 0].astype(jnp.float32)
+    else:
+        total = jnp.where(valid[:, :, None], x.astype(jnp.float32), 0.0).sum(axis=1)
+        vectors = total / jnp.maximum(valid.sum(axis=1), 1).astype(jnp.float32)[:, None]
+    if pooling.normalize:
+        size = jnp.sqrt(jnp.sum(vectors * vectors, axis=1, keepdims=True))
+        vectors = vectors / jnp.maximum(size, _NORM_FLOOR)
+    return vectors
