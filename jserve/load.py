@@ -165,34 +165,35 @@ def _from_checkpoint(config: ServeConfig, mesh: Mesh, progress: Progress) -> _So
     from jserve.checkpoints.open import open_checkpoint
 
     checkpoint = open_checkpoint(config.model, progress=progress)
-    manifest = checkpoint.manifest
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     auto = jnp.float32 if on_cpu else jnp.bfloat16
-    graphdef, state = checkpoint.abstract(auto if config.dtype == "auto" else jnp.dtype(config.dtype))
-    tokenizer, length = checkpoint.tokenizer(), checkpoint.config.max_position
-    given: dict[str, Any] = {name: manifest.generation.get(name) for name in DEFAULTABLE}
+    graphdef, state = checkpoint.abstract(
+        auto if config.dtype == "auto" else jnp.dtype(config.dtype), length=config.max_model_len
+    )
+    tokenizer, length = checkpoint.tokenizer, checkpoint.config.max_position
+    given: dict[str, Any] = {name: checkpoint.generation.get(name) for name in DEFAULTABLE}
     defaults = SamplingParams(**given)
     try:
         resolve_sampling(
             SamplingParams(),
             defaults=defaults,
-            eos_ids=manifest.eos_ids,
-            vocab_size=tokenizer.vocab_size,
+            eos_ids=checkpoint.eos_ids,
+            vocab_size=checkpoint.config.vocab_size if tokenizer is None else tokenizer.vocab_size,
             max_model_len=length,
         )
     except InvalidRequest as error:  # every request that leaves the field out would fail with it
         raise CheckpointError(f"the sampling defaults of {checkpoint.path} are not allowed: {error.message}") from None
     return _Source(
-        name=manifest.name,
-        family=manifest.family,
+        name=checkpoint.name,
+        family=checkpoint.family,
         graphdef=graphdef,
         state=state,
         load=checkpoint.restore,
         max_len=length,
         tokenizer=tokenizer,
-        chat_template=checkpoint.chat_template(),
+        chat_template=checkpoint.template(),
         defaults=defaults,
-        eos_ids=tuple(manifest.eos_ids),
+        eos_ids=checkpoint.eos_ids,
         own_code=True,
     )
 

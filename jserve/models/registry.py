@@ -10,6 +10,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jserve.errors import UnsupportedModel
+from jserve.models.config import ModelConfig
 from jserve.models.llama import Llama, LlamaConfig
 
 __all__ = ["FAMILIES", "Family", "build_abstract", "family"]
@@ -20,8 +21,8 @@ class Family:
     """A configuration type and the module built from it."""
 
     name: str
-    config_type: type[LlamaConfig]
-    module_type: type[Llama]
+    config_type: type[ModelConfig]
+    module_type: type[nnx.Module]
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -36,8 +37,9 @@ def family(name: str) -> Family:
     return FAMILIES[name]
 
 
-def build_abstract(family: Family, config: LlamaConfig, dtype: DTypeLike) -> tuple[nnx.GraphDef[Any], nnx.State]:
+def build_abstract(family: Family, config: ModelConfig, dtype: DTypeLike) -> tuple[nnx.GraphDef[Any], nnx.State]:
     """The module's graph and its parameters as ShapeDtypeStructs; nothing is allocated."""
-    model = nnx.eval_shape(lambda: family.module_type(config, dtype=dtype, rngs=nnx.Rngs(0)))
+    make: Any = family.module_type
+    model = nnx.eval_shape(lambda: make(config, dtype=dtype, rngs=nnx.Rngs(0)))
     graphdef, state = nnx.split(model)
     return graphdef, state

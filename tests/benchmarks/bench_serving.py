@@ -154,8 +154,7 @@ def _run_child(python: str, script: str, model: str, settings: dict[str, str]) -
 
 def floors(model: str, *, read: float, multiply: float) -> dict[str, float]:
     """The figures of a machine that reads memory or multiplies all the time, at these rates."""
-    manifest = open_checkpoint(model).manifest
-    config = manifest.config
+    config = open_checkpoint(model).config.to_dict()
     embed = config["vocab_size"] * config["hidden_size"]
     heads = config["num_heads"] + 2 * config["num_kv_heads"] + config["num_heads"]
     layer = config["hidden_size"] * (heads * config["head_dim"] + 3 * config["intermediate_size"])

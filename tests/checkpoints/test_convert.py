@@ -14,13 +14,14 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from jserve.checkpoints import arrays
-from jserve.checkpoints.checkpoint import Checkpoint
-from jserve.checkpoints.convert import convert, write_checkpoint
+from jserve.checkpoints.convert import convert, write_converted
 from jserve.checkpoints.digests import file_record
 from jserve.checkpoints.fetch import LocalFile
 from jserve.checkpoints.manifest import Manifest, read_manifest
+from jserve.checkpoints.orbax import write
+from jserve.checkpoints.orbax.read import read_tree
 from jserve.checkpoints.tree import flatten
+from jserve.checkpoints.written import open_written
 from jserve.errors import CheckpointError, SourceError, UnsupportedModel
 from jserve.models.naive import naive_generate
 from jserve.testing.gguf import CHAT_TEMPLATE, TINY_TOKENS, write_tiny_gguf
@@ -84,7 +85,7 @@ def test_any_orbax_user_can_read_the_arrays(source, tmp_path):
 
 @pytest.mark.parametrize("batch", [1, 20_000, 1 << 30])
 def test_batches_do_not_change_what_is_written(source, tmp_path, monkeypatch, batch):
-    monkeypatch.setattr(arrays, "_BATCH_BYTES", batch)
+    monkeypatch.setattr(write, "_BATCH_BYTES", batch)
     wanted = write_tiny_gguf(source)
     convert(str(source), tmp_path / "ck")
     found = flatten(restore(tmp_path / "ck", jnp.float32))
@@ -93,7 +94,7 @@ def test_batches_do_not_change_what_is_written(source, tmp_path, monkeypatch, ba
 
 
 def restore(path, dtype):
-    checkpoint = Checkpoint(path, read_manifest(path))
+    checkpoint = open_written(path)
     return checkpoint.restore(checkpoint.abstract(dtype)[1])
 
 
@@ -109,7 +110,7 @@ def test_progress_counts_bytes_to_the_total(source, tmp_path):
 def test_bfloat16_files_stay_bfloat16(tmp_path):
     write_tiny_gguf(tmp_path / "t.gguf", kind="BF16")
     convert(str(tmp_path / "t.gguf"), tmp_path / "ck")
-    infos = arrays.describe_arrays(tmp_path / "ck" / "params")
+    infos = read_tree(tmp_path / "ck" / "params")
     assert infos["layers", "0", "q"].dtype == jnp.bfloat16
     assert infos["layers", "0", "attn_norm"].dtype == np.float32
     assert read_manifest(tmp_path / "ck").dtype == "bfloat16"
@@ -119,9 +120,9 @@ def test_rows_beyond_the_tokenizer_are_kept_and_its_vocabulary_is_the_real_one(t
     """The embedding table is padded, the padding tokens are no tokens."""
     write_tiny_gguf(tmp_path / "t.gguf", vocab_size=len(TINY_TOKENS) + 16)
     convert(str(tmp_path / "t.gguf"), tmp_path / "ck")
-    checkpoint = Checkpoint(tmp_path / "ck", read_manifest(tmp_path / "ck"))
-    assert checkpoint.tokenizer().vocab_size == len(TINY_TOKENS)
-    assert checkpoint.manifest.config["vocab_size"] == len(TINY_TOKENS) + 16
+    checkpoint = open_written(tmp_path / "ck")
+    assert checkpoint.tokenizer.vocab_size == len(TINY_TOKENS)
+    assert checkpoint.config.vocab_size == len(TINY_TOKENS) + 16
 
 
 def test_an_existing_destination_is_never_touched(source, tmp_path):
@@ -152,11 +153,11 @@ def test_a_source_that_changes_is_not_taken_for_what_it_was(source, tmp_path):
 
     (tmp_path / "a").mkdir()
     with pytest.raises(SourceError, match="changed while it was converted"):
-        write_checkpoint(found, "x", tmp_path / "a", progress=Meddler())
+        write_converted(found, "x", tmp_path / "a", progress=Meddler())
     write_tiny_gguf(source, seed=9)
     (tmp_path / "b").mkdir()
     with pytest.raises(SourceError, match="is not what it was when it was fetched"):
-        write_checkpoint(found, "x", tmp_path / "b", progress=Recorder())
+        write_converted(found, "x", tmp_path / "b", progress=Recorder())
 
 
 def test_what_is_converted_already_is_said_so(source, tmp_path):
@@ -168,7 +169,7 @@ def test_what_is_converted_already_is_said_so(source, tmp_path):
 KILLED = """
 import sys, time
 from pathlib import Path
-from jserve.checkpoints import arrays
+from jserve.checkpoints.orbax import write
 from jserve.checkpoints.open import open_checkpoint
 
 class Slow:
@@ -179,7 +180,7 @@ class Slow:
         print("writing", flush=True)
         time.sleep(float(sys.argv[2]))
 
-arrays._BATCH_BYTES = 1
+write._BATCH_BYTES = 1
 print(open_checkpoint(sys.argv[1], progress=Slow()).path)
 """
 
@@ -213,7 +214,7 @@ def test_greedy_ids_are_those_of_the_model_before_it_was_written(source, tmp_pat
     """A wrong order of query or key rows would show here."""
     wanted = write_tiny_gguf(source, seed=3)
     convert(str(source), tmp_path / "ck")
-    checkpoint = Checkpoint(tmp_path / "ck", read_manifest(tmp_path / "ck"))
+    checkpoint = open_written(tmp_path / "ck")
     graphdef, abstract = checkpoint.abstract(jnp.float32)
     restored = checkpoint.restore(abstract)
     original = jax.tree.map(lambda leaf: leaf, restored)
@@ -222,7 +223,7 @@ def test_greedy_ids_are_those_of_the_model_before_it_was_written(source, tmp_pat
         for part in name[:-1]:
             node = node[int(part) if part.isdigit() else part]
         node[name[-1]] = jnp.asarray(leaf)
-    prompt = checkpoint.tokenizer().encode("hello the world 42", add_special=True)
+    prompt = checkpoint.tokenizer.encode("hello the world 42", add_special=True)
     assert naive_generate(graphdef, restored, prompt, 8) == naive_generate(graphdef, original, prompt, 8)
 
 
@@ -249,13 +250,14 @@ PEAK = """
 import sys
 from pathlib import Path
 import jax
-from jserve.checkpoints import arrays, convert
+from jserve.checkpoints import convert
+from jserve.checkpoints.orbax import write
 
 def peak():
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) >> 10
 
-arrays._BATCH_BYTES = 8 << 20
+write._BATCH_BYTES = 8 << 20
 jax.devices()
 before = peak()
 convert.convert(sys.argv[1], Path(sys.argv[2]))
@@ -275,7 +277,7 @@ def test_the_whole_model_is_never_held(tmp_path):
         text=True,
         check=True,
     )
-    stored = sum(info.nbytes for info in arrays.describe_arrays(tmp_path / "ck" / "params").values())
+    stored = sum(info.nbytes for info in read_tree(tmp_path / "ck" / "params").values())
     assert stored >> 20 == 109
     assert int(run.stdout) < 60
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jserve.checkpoints.gguf.file import GgufFile
-from jserve.checkpoints.gguf.model import load_model
+from jserve.checkpoints.gguf.model import gguf_checkpoint
 from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.models.llama import LlamaConfig
 from jserve.models.rope import RopeScaling, inverse_frequencies
@@ -20,7 +20,7 @@ TINY = LlamaConfig(**{**TINY_LLAMA, "vocab_size": len(TINY_TOKENS)})
 def load(path):
     """The model of ``path`` with every parameter read."""
     with GgufFile(path) as file:
-        model = load_model(file)
+        model = gguf_checkpoint(file, source="t")
         return model, {name: leaf.read() for name, leaf in model.leaves.items()}
 
 
@@ -215,7 +215,7 @@ def test_everything_that_does_not_fit_is_named_at_once(tmp_path):
         f"{tmp_path}/t.gguf does not fit its settings:",
         "  layers.0.attn_norm: wanted [32] in tensor blk.0.attn_norm.weight, it is missing",
         "  layers.1.up: wanted [64, 32] in tensor blk.1.ffn_up.weight, found [63, 32]",
-        "  tensor blk.0.attn_q.bias [64] F32 belongs to no parameter",
+        "  tensor blk.0.attn_q.bias [64] float32 belongs to no parameter",
     ]
 
 

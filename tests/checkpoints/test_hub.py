@@ -36,7 +36,7 @@ def hub(tmp_path, monkeypatch):
 
 def test_one_gguf_file(hub):
     write_tiny_gguf(hub / "t.gguf")
-    assert open_checkpoint("hf://org/name/t.gguf").manifest.source == "hf://org/name/t.gguf"
+    assert open_checkpoint("hf://org/name/t.gguf").source == "hf://org/name/t.gguf"
 
 
 def test_a_repository_that_is_a_checkpoint(hub, tmp_path):

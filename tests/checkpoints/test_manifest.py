@@ -74,8 +74,7 @@ def paths(node, path=()):
 def use(folder):
     """All that a start reads of a checkpoint but its arrays, which it compares as ``inspect`` does."""
     checkpoint = open_checkpoint(str(folder))
-    checkpoint.tokenizer()
-    checkpoint.chat_template()
+    checkpoint.template()
     assert checkpoint.config.max_position > 0
 
 

@@ -74,8 +74,8 @@ def test_fetched_once_with_its_digests_beside_it(index, tmp_path, cache_home, mo
 
 def test_open_checkpoint_takes_it_from_there(index):
     checkpoint = open_checkpoint(URI)
-    assert checkpoint.manifest.source == URI
-    assert checkpoint.tokenizer().vocab_size == 272
+    assert checkpoint.source == URI
+    assert checkpoint.tokenizer.vocab_size == 272
 
 
 def test_a_cut_download_is_fetched_again(index, tmp_path):

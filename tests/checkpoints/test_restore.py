@@ -11,12 +11,13 @@ import pytest
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jserve.checkpoints import arrays
-from jserve.checkpoints.arrays import describe_arrays, restore_arrays
-from jserve.checkpoints.checkpoint import Checkpoint
+from jserve.checkpoints import place as placing
 from jserve.checkpoints.convert import convert
-from jserve.checkpoints.manifest import read_manifest
+from jserve.checkpoints.orbax import write
+from jserve.checkpoints.orbax.read import read_tree
+from jserve.checkpoints.place import place
 from jserve.checkpoints.tree import flatten
+from jserve.checkpoints.written import open_written
 from jserve.errors import CheckpointError
 from jserve.testing.gguf import write_tiny_gguf
 from sharding.mesh import MeshSpec
@@ -30,7 +31,7 @@ def made(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder / "xdg"))
         convert(str(folder / "t.gguf"), folder / "ck")
-    return Checkpoint(folder / "ck", read_manifest(folder / "ck")), leaves
+    return open_written(folder / "ck"), leaves
 
 
 @pytest.mark.parametrize("mesh", ["", "tensor=2", "data=2,tensor=2"])
@@ -73,16 +74,16 @@ def test_how_it_was_sharded_when_saved_does_not_matter(tmp_path):
         checkpointer.save(tmp_path / "ck", {"a": {"b": saved}})
     other = NamedSharding(jax.sharding.Mesh(np.array(jax.devices()[:2]), ("y",)), PartitionSpec(None, "y"))
     asked = {"a": {"b": jax.ShapeDtypeStruct((16, 4), jnp.float32, sharding=other)}}
-    restored = restore_arrays(tmp_path / "ck", asked)["a"]["b"]
+    restored = place(read_tree(tmp_path / "ck"), asked, where="ck")["a"]["b"]
     assert restored.sharding == other
     np.testing.assert_array_equal(np.asarray(restored), np.asarray(value))
 
 
 def test_large_arrays_lie_in_pieces(made, tmp_path, monkeypatch):
-    monkeypatch.setattr(arrays, "_CHUNK_BYTES", 4096)
+    monkeypatch.setattr(write, "_CHUNK_BYTES", 4096)
     leaves = write_tiny_gguf(tmp_path / "t.gguf")
     convert(str(tmp_path / "t.gguf"), tmp_path / "ck")
-    checkpoint = Checkpoint(tmp_path / "ck", read_manifest(tmp_path / "ck"))
+    checkpoint = open_written(tmp_path / "ck")
     for name, leaf in flatten(checkpoint.restore(checkpoint.abstract(jnp.float32)[1])).items():
         np.testing.assert_array_equal(np.asarray(leaf), leaves[name])
 
@@ -103,7 +104,7 @@ def test_every_difference_is_named_with_the_shape_wanted_and_found(made):
 
 
 def test_a_restore_holds_little_more_than_its_largest_leaf(made, monkeypatch):
-    monkeypatch.setattr(arrays, "_IN_FLIGHT_BYTES", 1)
+    monkeypatch.setattr(placing, "_IN_FLIGHT_BYTES", 1)
     checkpoint, leaves = made
     params = checkpoint.restore(checkpoint.abstract(jnp.float32)[1])
     np.testing.assert_array_equal(np.asarray(params["norm"]), leaves["norm",])
@@ -113,12 +114,11 @@ def test_damaged_metadata_is_one_clear_error(made, tmp_path):
     checkpoint, _ = made
     shutil.copytree(checkpoint.path / "params", tmp_path / "params")
     (tmp_path / "params" / "_METADATA").write_bytes(b"\0" * 40)
-    with pytest.raises(CheckpointError, match=f"{tmp_path}/params cannot be read as an Orbax checkpoint") as error:
-        restore_arrays(tmp_path / "params", checkpoint.abstract(jnp.float32)[1])
-    assert "jserve inspect --check" in error.value.fix
+    with pytest.raises(CheckpointError, match=f"{tmp_path}/params/_METADATA is damaged"):
+        read_tree(tmp_path / "params")
 
 
 def test_a_folder_without_arrays(tmp_path):
     (tmp_path / "params").mkdir()
-    with pytest.raises(CheckpointError, match="cannot be read as an Orbax checkpoint"):
-        describe_arrays(tmp_path / "params")
+    with pytest.raises(CheckpointError, match=r"cannot read .*/params/_METADATA: No such file"):
+        read_tree(tmp_path / "params")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jserve.checkpoints.inspect import inspect
+from jserve.checkpoints.manifest import read_manifest
 from jserve.checkpoints.open import open_checkpoint
 from jserve.checkpoints.tree import flatten
 from jserve.config import DEFAULT_MODEL, cache_dir
@@ -38,13 +39,13 @@ def checkpoint(cache_home):
 
 
 def test_config(checkpoint):
-    assert checkpoint.manifest.config == {
+    assert checkpoint.config.to_dict() == {
         "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_layers": 30, "num_heads": 9,
         "num_kv_heads": 3, "head_dim": 64, "rope_theta": 100000.0, "rope_scaling": None,
         "rms_norm_eps": pytest.approx(1e-5), "tie_embeddings": True, "max_position": 8192,
     }  # fmt: skip
-    assert checkpoint.manifest.dtype == "float32"
-    assert (checkpoint.manifest.eos_ids, checkpoint.manifest.add_bos) == ([2], False)
+    assert {leaf.dtype.name for leaf in checkpoint.leaves.values()} == {"float32"}
+    assert (checkpoint.eos_ids, checkpoint.tokenizer.add_bos) == ((2,), False)
 
 
 def test_tensors_are_those_of_the_gguf_package_with_query_and_key_rows_put_back(checkpoint):
@@ -69,10 +70,10 @@ def test_tensors_are_those_of_the_gguf_package_with_query_and_key_rows_put_back(
 
 def test_ids_are_those_of_transformers(checkpoint):
     """Against outputs of transformers that tests/oracle made from the same file."""
-    tokenizer = checkpoint.tokenizer()
+    tokenizer = checkpoint.tokenizer
     assert tokenizer.vocab_size == 49152
     oracle = json.loads((ORACLE / "smollm2_tokenize.json").read_text())
-    assert oracle["sha256"] == checkpoint.manifest.source_sha256
+    assert oracle["sha256"] == read_manifest(checkpoint.path).source_sha256
     assert len(oracle["cases"]) > 20
     for case in oracle["cases"]:
         assert tokenizer.encode(case["text"], add_special=True) == case["ids"], case["text"]
@@ -80,7 +81,7 @@ def test_ids_are_those_of_transformers(checkpoint):
 
 
 def test_prompts_through_the_template_are_those_of_transformers(checkpoint):
-    tokenizer, template = checkpoint.tokenizer(), checkpoint.chat_template()
+    tokenizer, template = checkpoint.tokenizer, checkpoint.template()
     chats = [
         case
         for case in json.loads((ORACLE / "smollm2_greedy.json").read_text())["cases"]

@@ -91,14 +91,19 @@ class GgufFile:
 
     def read(self, tensor: GgufTensor, start: int, nbytes: int) -> np.ndarray:
         """``nbytes`` raw bytes of ``tensor`` from its byte ``start``: uint8 ``[nbytes]``."""
+        data = bytearray(nbytes)
+        at = 0
         try:
-            self._file.seek(tensor.offset + start)
-            data = np.fromfile(self._file, dtype=np.uint8, count=nbytes)
+            # By position, so that several threads may read; one call gives 2 GiB at most.
+            while at < nbytes and (
+                got := os.preadv(self._file.fileno(), [memoryview(data)[at:]], tensor.offset + start + at)
+            ):
+                at += got
         except OSError as error:
             raise CheckpointError(f"cannot read {self.path}: {error.strerror}") from None
-        if data.size != nbytes:
+        if at != nbytes:
             raise CheckpointError(f"{self.path} ended within tensor {tensor.name}; was it changed while being read?")
-        return data
+        return np.frombuffer(data, np.uint8)
 
 
 class _Header:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,39 +10,30 @@ import numpy as np
 
 from jserve.checkpoints.gguf.file import GgufFile
 from jserve.checkpoints.gguf.tensors import read_tensor
+from jserve.checkpoints.key_map import Entry, KeyMap
 from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.models.llama import LlamaConfig
 from jserve.models.rope import RopeScaling, inverse_frequencies
 
-__all__ = ["KEY_MAP", "ROPE_FACTORS", "Entry", "llama_config"]
+__all__ = ["KEY_MAP", "ROPE_FACTORS", "llama_config"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One kind of tensor, and the parameter that it becomes; ``{i}`` in both names stands for each layer."""
-
-    tensor: str
-    leaf: str
-    """Path of the parameter, with dots."""
-    merge: tuple[int, ...]
-    """How many axes of the parameter lie in each axis of the tensor: (2, 1) for ``[H, Dh, D]`` stored ``[H*Dh, D]``."""
-    interleaved: bool = False
-    """The tensor's head dimensions are ordered for rotation of neighbours (0,1), (2,3), ...; ours for i, i + Dh/2."""
-
-
-KEY_MAP = (
-    Entry(tensor="token_embd.weight", leaf="embed.weight", merge=(1, 1)),
-    Entry(tensor="blk.{i}.attn_norm.weight", leaf="layers.{i}.attn_norm", merge=(1,)),
-    Entry(tensor="blk.{i}.attn_q.weight", leaf="layers.{i}.q", merge=(2, 1), interleaved=True),
-    Entry(tensor="blk.{i}.attn_k.weight", leaf="layers.{i}.k", merge=(2, 1), interleaved=True),
-    Entry(tensor="blk.{i}.attn_v.weight", leaf="layers.{i}.v", merge=(2, 1)),
-    Entry(tensor="blk.{i}.attn_output.weight", leaf="layers.{i}.o", merge=(1, 2)),
-    Entry(tensor="blk.{i}.ffn_norm.weight", leaf="layers.{i}.mlp_norm", merge=(1,)),
-    Entry(tensor="blk.{i}.ffn_gate.weight", leaf="layers.{i}.gate", merge=(1, 1)),
-    Entry(tensor="blk.{i}.ffn_up.weight", leaf="layers.{i}.up", merge=(1, 1)),
-    Entry(tensor="blk.{i}.ffn_down.weight", leaf="layers.{i}.down", merge=(1, 1)),
-    Entry(tensor="output_norm.weight", leaf="norm", merge=(1,)),
-    Entry(tensor="output.weight", leaf="head", merge=(1, 1)),
+KEY_MAP = KeyMap(
+    entries=(
+        Entry(tensor="token_embd.weight", leaf="embed.weight"),
+        Entry(tensor="blk.{i}.attn_norm.weight", leaf="layers.{i}.attn_norm"),
+        Entry(tensor="blk.{i}.attn_q.weight", leaf="layers.{i}.q", how="H Dh D <- (H Dh) D", interleaved=True),
+        Entry(tensor="blk.{i}.attn_k.weight", leaf="layers.{i}.k", how="K Dh D <- (K Dh) D", interleaved=True),
+        Entry(tensor="blk.{i}.attn_v.weight", leaf="layers.{i}.v", how="K Dh D <- (K Dh) D"),
+        Entry(tensor="blk.{i}.attn_output.weight", leaf="layers.{i}.o", how="D H Dh <- D (H Dh)"),
+        Entry(tensor="blk.{i}.ffn_norm.weight", leaf="layers.{i}.mlp_norm"),
+        Entry(tensor="blk.{i}.ffn_gate.weight", leaf="layers.{i}.gate"),
+        Entry(tensor="blk.{i}.ffn_up.weight", leaf="layers.{i}.up"),
+        Entry(tensor="blk.{i}.ffn_down.weight", leaf="layers.{i}.down"),
+        Entry(tensor="output_norm.weight", leaf="norm"),
+        Entry(tensor="output.weight", leaf="head"),
+    ),
+    ignored=("rope_freqs.weight",),
 )
 
 ROPE_FACTORS = "rope_freqs.weight"

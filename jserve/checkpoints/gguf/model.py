@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -11,20 +10,19 @@ from typing import Any
 import numpy as np
 from gguf import GGMLQuantizationType
 
-from jserve.checkpoints.arrays import LazyArray
+from jserve.checkpoints.checkpoint import Checkpoint
 from jserve.checkpoints.gguf import llama
 from jserve.checkpoints.gguf.file import GgufFile, GgufTensor
-from jserve.checkpoints.gguf.llama import Entry
 from jserve.checkpoints.gguf.tensors import READABLE, read_tensor, stored_dtype
+from jserve.checkpoints.key_map import KeyMap, plan_leaves
+from jserve.checkpoints.lazy import LazyArray
 from jserve.checkpoints.tree import flatten
 from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.models.registry import build_abstract, family
 from jserve.text.from_gguf import tokenizer_from_gguf
 from jserve.text.tokenizer import Tokenizer
 
-__all__ = ["Architecture", "GgufModel", "architecture", "load_model"]
-
-_MAX_LISTED = 40
+__all__ = ["Architecture", "architecture", "gguf_checkpoint"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +31,7 @@ class Architecture:
 
     family: str
     config: Callable[[GgufFile], Any]
-    key_map: tuple[Entry, ...]
-    settings: frozenset[str]
-    """Tensors that are read into the configuration and are no parameters."""
+    key_map: KeyMap
 
 
 _ARCHITECTURES: Mapping[str, Architecture] = {
@@ -43,7 +39,6 @@ _ARCHITECTURES: Mapping[str, Architecture] = {
         family="llama",
         config=llama.llama_config,
         key_map=llama.KEY_MAP,
-        settings=frozenset({llama.ROPE_FACTORS}),
     )
 }
 
@@ -53,20 +48,6 @@ _SAMPLING: Mapping[str, str] = {
     "general.sampling.top_k": "top_k",
     "general.sampling.min_p": "min_p",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class GgufModel:
-    """What a file holds, with the file still open: ``leaves`` read from it."""
-
-    family: str
-    config: Any
-    leaves: dict[tuple[str, ...], LazyArray]
-    """Parameters by their path. Reading one raises CheckpointError where values are not finite."""
-    tokenizer: Tokenizer
-    generation: dict[str, int | float]
-    """Sampling defaults that the file names."""
-    chat_template: str | None
 
 
 def architecture(file: GgufFile) -> Architecture:
@@ -84,11 +65,12 @@ def architecture(file: GgufFile) -> Architecture:
     return _ARCHITECTURES[name]
 
 
-def load_model(file: GgufFile) -> GgufModel:
-    """Read settings and plan the parameters of ``file``; no tensor's values are read yet.
+def gguf_checkpoint(file: GgufFile, *, source: str) -> Checkpoint:
+    """``file`` as a checkpoint that reads from it while it is open; no tensor's values are read yet.
 
-    Raises UnsupportedModel for what is not built, and CheckpointError that lists every parameter whose tensor is
-    missing or has another shape, and every tensor that is left over.
+    Reading a parameter raises CheckpointError where its values are not finite. Raises UnsupportedModel for what is
+    not built, and CheckpointError that lists every parameter whose tensor is missing or has another shape, and every
+    tensor that is left over.
     """
     kind = architecture(file)
     config = kind.config(file)
@@ -98,15 +80,22 @@ def load_model(file: GgufFile) -> GgufModel:
             f"{file.path}: {tokenizer.vocab_size} tokens do not fit the embedding table of {config.vocab_size} rows"
         )
     _, state = build_abstract(family(kind.family), config, np.dtype(np.float32))
-    leaves = _plan(file, kind, {path: leaf.shape for path, leaf in flatten(state).items()})
+    wanted = {path: tuple(leaf.shape) for path, leaf in flatten(state).items()}
     template = file.metadata.get("tokenizer.chat_template")
-    return GgufModel(
+    kinds = sorted({tensor.kind.name for tensor in file.tensors.values()})
+    return Checkpoint(
+        name=file.path.name.removesuffix(".gguf"),
+        path=file.path,
+        layout=f"GGUF file ({', '.join(kinds)})",
         family=kind.family,
         config=config,
-        leaves=leaves,
+        leaves=plan_leaves(kind.key_map, _tensors(file), wanted, where=str(file.path)),
         tokenizer=tokenizer,
-        generation=_generation(file.metadata),
         chat_template=template if isinstance(template, str) else None,
+        generation=_generation(file.metadata),
+        eos_ids=tokenizer.eos_ids,
+        source=source,
+        digests="not checked (--check reads every byte)",
     )
 
 
@@ -117,59 +106,30 @@ def _tokenizer(file: GgufFile) -> Tokenizer:
         raise type(error)(f"{file.path}: {error.message}", fix=error.fix) from None
 
 
-def _plan(
-    file: GgufFile, kind: Architecture, wanted: Mapping[tuple[str, ...], tuple[int, ...]]
-) -> dict[tuple[str, ...], LazyArray]:
-    entries = {entry.leaf: entry for entry in kind.key_map}
-    left = {name: tensor for name, tensor in file.tensors.items() if name not in kind.settings}
-    leaves: dict[tuple[str, ...], LazyArray] = {}
-    wrong: list[str] = []
+def _tensors(file: GgufFile) -> dict[str, LazyArray]:
+    """Every tensor as floats still to be read. Raises UnsupportedModel that names each type that is not read."""
     unreadable: dict[GGMLQuantizationType, str] = {}
-    for path, shape in wanted.items():
-        layer = next((part for part in path if part.isdigit()), "")
-        entry = entries[".".join("{i}" if part.isdigit() else part for part in path)]
-        name, stored = entry.tensor.replace("{i}", layer), _stored_shape(shape, entry.merge)
-        tensor = left.pop(name, None)
-        if tensor is None or tensor.shape != stored:
-            found = "it is missing" if tensor is None else f"found {list(tensor.shape)}"
-            wrong.append(f"{'.'.join(path)}: wanted {list(stored)} in tensor {name}, {found}")
-        elif tensor.kind not in READABLE:
-            unreadable.setdefault(tensor.kind, name)
-        else:
-            leaves[path] = LazyArray(
-                shape=shape,
-                dtype=stored_dtype(tensor.kind),
-                read=partial(_read, file, tensor, entry, shape),
-            )
-    wrong += [f"tensor {t.name} {list(t.shape)} {t.kind.name} belongs to no parameter" for t in left.values()]
-    if wrong:
-        more = [f"and {len(wrong) - _MAX_LISTED} more"] if len(wrong) > _MAX_LISTED else []
-        raise CheckpointError("\n  ".join([f"{file.path} does not fit its settings:", *wrong[:_MAX_LISTED], *more]))
+    for tensor in file.tensors.values():
+        if tensor.kind not in READABLE:
+            unreadable.setdefault(tensor.kind, tensor.name)
     if unreadable:
         found = ", ".join(f"{kind.name} (as in {name})" for kind, name in unreadable.items())
         known = ", ".join(kind.name for kind in sorted(READABLE))
         raise UnsupportedModel(f"{file.path} has tensors of type {found}; types that are read: {known}")
-    return leaves
+    return {
+        name: LazyArray.whole(tensor.shape, stored_dtype(tensor.kind), partial(_read, file, tensor))
+        for name, tensor in file.tensors.items()
+    }
 
 
-def _stored_shape(shape: tuple[int, ...], merge: tuple[int, ...]) -> tuple[int, ...]:
-    axes = iter(shape)
-    return tuple(math.prod(next(axes) for _ in range(count)) for count in merge)
-
-
-def _read(file: GgufFile, tensor: GgufTensor, entry: Entry, shape: tuple[int, ...]) -> np.ndarray:
+def _read(file: GgufFile, tensor: GgufTensor) -> np.ndarray:
     values = read_tensor(file, tensor)
     if not np.isfinite(values.astype(np.float32, copy=False)).all():
         raise CheckpointError(
             f"{file.path}: tensor {tensor.name} holds values that are not finite numbers",
             fix="fetch the file again",
         )
-    values = values.reshape(shape)
-    if not entry.interleaved:
-        return values
-    heads, head_dim, width = shape
-    # [N, Dh/2, 2, D]: pairs of neighbours -> [N, 2, Dh/2, D]: first halves, then second halves.
-    return np.ascontiguousarray(values.reshape(heads, head_dim // 2, 2, width).swapaxes(1, 2)).reshape(shape)
+    return values
 
 
 def _generation(metadata: Mapping[str, Any]) -> dict[str, int | float]:

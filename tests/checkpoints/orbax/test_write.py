@@ -5,8 +5,9 @@ import inspect
 import numpy as np
 from orbax.checkpoint import type_handlers
 
-from jserve.checkpoints import arrays
-from jserve.checkpoints.arrays import LazyArray, write_arrays
+from jserve.checkpoints.lazy import LazyArray
+from jserve.checkpoints.orbax import write
+from jserve.checkpoints.orbax.write import write_arrays
 from jserve.progress import SILENT
 
 
@@ -15,15 +16,15 @@ def test_orbax_writes_each_array_through_the_method_that_is_overridden(tmp_path,
     theirs = type_handlers.NumpyHandler._open_and_write
     assert inspect.iscoroutinefunction(theirs)
     written = []
-    ours = arrays._LazyHandler._open_and_write
+    ours = write._LazyHandler._open_and_write
 
     async def count(self, *args, **kwargs):
         inspect.signature(theirs).bind(self, *args, **kwargs)
         written.append(1)
         await ours(self, *args, **kwargs)
 
-    monkeypatch.setattr(arrays._LazyHandler, "_open_and_write", count)
+    monkeypatch.setattr(write._LazyHandler, "_open_and_write", count)
     values = np.arange(6, dtype=np.float32)
-    leaf = LazyArray(shape=values.shape, dtype=values.dtype, read=lambda: values)
+    leaf = LazyArray.whole(values.shape, values.dtype, lambda: values)
     write_arrays(tmp_path / "params", {("a",): leaf, ("b", "0"): leaf}, progress=SILENT)
     assert len(written) == 2

@@ -1,0 +1,136 @@
+"""Arrays of a checkpoint that are still to be read, and views of them that stay unread.
+
+Every source (Orbax, safetensors, GGUF) is named LazyArrays; what a model wants of them is views; and only the regions
+that a device holds, or a file takes, are read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+__all__ = ["LazyArray", "Region"]
+
+Region: TypeAlias = tuple[slice, ...]
+"""A box of an array: one slice an axis, with start and stop given and no step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LazyArray:
+    """An array that is read, a region at a time, when somebody asks for it."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    read_region: Callable[[Region], np.ndarray]
+    """Gives the values of a region, in ``dtype``. May raise CheckpointError, where the file turns out to be damaged."""
+
+    @classmethod
+    def whole(cls, shape: Sequence[int], dtype: np.dtype, read: Callable[[], np.ndarray]) -> LazyArray:
+        """An array that can only be read as a whole: a region of it costs all of it."""
+        return cls(shape=tuple(shape), dtype=dtype, read_region=lambda region: read()[region])
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    def read(self, region: Region | None = None) -> np.ndarray:
+        """The values of ``region`` (None: all), in ``dtype``. Slices may leave start and stop open."""
+        given = (slice(None),) * len(self.shape) if region is None else region
+        return self.read_region(tuple(slice(*s.indices(n)[:2]) for s, n in zip(given, self.shape, strict=True)))
+
+    def transposed(self, axes: Sequence[int]) -> LazyArray:
+        """As ``numpy.transpose``: axis j of the view is axis ``axes[j]``."""
+
+        def read(region: Region) -> np.ndarray:
+            asked = dict(zip(axes, region, strict=True))
+            return self.read_region(tuple(asked[axis] for axis in range(len(axes)))).transpose(axes)
+
+        return self._view(tuple(self.shape[axis] for axis in axes), read)
+
+    def part(self, axis: int, start: int, stop: int) -> LazyArray:
+        """Entries start..stop-1 of one axis."""
+
+        def read(region: Region) -> np.ndarray:
+            moved = slice(region[axis].start + start, region[axis].stop + start)
+            return self.read_region((*region[:axis], moved, *region[axis + 1 :]))
+
+        return self._view((*self.shape[:axis], stop - start, *self.shape[axis + 1 :]), read)
+
+    def at(self, axis: int, index: int) -> LazyArray:
+        """One entry of one axis, which is gone from the view."""
+
+        def read(region: Region) -> np.ndarray:
+            return self.read_region((*region[:axis], slice(index, index + 1), *region[axis:])).squeeze(axis)
+
+        return self._view((*self.shape[:axis], *self.shape[axis + 1 :]), read)
+
+    def split(self, axis: int, sizes: Sequence[int]) -> LazyArray:
+        """One axis as several, outermost first; the product of ``sizes`` is its length."""
+        sizes = tuple(sizes)
+        inner = math.prod(sizes[1:])
+
+        def read(region: Region) -> np.ndarray:
+            outer, rest = region[axis], region[axis + 1 : axis + len(sizes)]
+            tail = region[axis + len(sizes) :]
+            box = self.read_region((*region[:axis], slice(outer.start * inner, outer.stop * inner), *tail))
+            box = box.reshape(*box.shape[:axis], outer.stop - outer.start, *sizes[1:], *box.shape[axis + 1 :])
+            return box[(slice(None),) * (axis + 1) + rest]
+
+        return self._view((*self.shape[:axis], *sizes, *self.shape[axis + 1 :]), read)
+
+    def merged(self, axis: int, count: int) -> LazyArray:
+        """The inverse of ``split``: ``count`` axes from ``axis`` on as one."""
+        sizes = self.shape[axis : axis + count]
+        inner = math.prod(sizes[1:])
+
+        def read(region: Region) -> np.ndarray:
+            asked = region[axis]
+            first, last = asked.start // inner, -(-asked.stop // inner)
+            within = tuple(slice(0, size) for size in sizes[1:])
+            box = self.read_region((*region[:axis], slice(first, last), *within, *region[axis + 1 :]))
+            box = box.reshape(*box.shape[:axis], (last - first) * inner, *box.shape[axis + count :])
+            kept = slice(asked.start - first * inner, asked.stop - first * inner)
+            return box[(slice(None),) * axis + (kept,)]
+
+        return self._view((*self.shape[:axis], math.prod(sizes), *self.shape[axis + count :]), read)
+
+    def paired(self, axis: int) -> LazyArray:
+        """An axis whose neighbours (0, 1), (2, 3), ... become pairs (0, n/2), (1, n/2 + 1), ...: the order of rotary
+        dimensions in GGUF's "llama", as rotary embedding wants them here."""
+        half = self.shape[axis] // 2
+
+        def read(region: Region) -> np.ndarray:
+            box = self.read_region((*region[:axis], slice(0, 2 * half), *region[axis + 1 :]))
+            pairs = box.reshape(*box.shape[:axis], half, 2, *box.shape[axis + 1 :])
+            return pairs.swapaxes(axis, axis + 1).reshape(box.shape)[(slice(None),) * axis + (region[axis],)]
+
+        return self._view(self.shape, read)
+
+    def plus(self, number: float) -> LazyArray:
+        """Every value plus ``number``, in ``dtype``."""
+        return self._view(self.shape, lambda region: self.read_region(region) + self.dtype.type(number))
+
+    @staticmethod
+    def stack(arrays: Sequence[LazyArray]) -> LazyArray:
+        """Arrays of one shape and dtype on a new first axis."""
+        first = arrays[0]
+
+        def read(region: Region) -> np.ndarray:
+            shape = tuple(s.stop - s.start for s in region)
+            out = np.empty(shape, first.dtype)
+            for i, array in enumerate(arrays[region[0]]):
+                out[i] = array.read_region(region[1:])
+            return out
+
+        return first._view((len(arrays), *first.shape), read)
+
+    def _view(self, shape: tuple[int, ...], read: Callable[[Region], np.ndarray]) -> LazyArray:
+        return LazyArray(shape=shape, dtype=self.dtype, read_region=read)

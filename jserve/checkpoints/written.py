@@ -1,0 +1,54 @@
+"""A folder that jserve wrote, as a checkpoint: ``jserve.json``, the tokenizer, and the arrays in a tree of Orbax."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jserve.checkpoints.checkpoint import Checkpoint
+from jserve.checkpoints.manifest import ARRAYS_FOLDER, MANIFEST_NAME, TOKENIZER_NAME, Manifest, read_manifest
+from jserve.checkpoints.names import resolve_member
+from jserve.checkpoints.orbax.read import read_tree
+from jserve.errors import CheckpointError
+from jserve.models.registry import family
+from jserve.text.tokenizer import Tokenizer
+
+__all__ = ["open_written"]
+
+
+def open_written(folder: Path) -> Checkpoint:
+    """Open ``folder``. Raises CheckpointError that names the file at fault (see ``read_manifest``)."""
+    manifest = read_manifest(folder)
+    return Checkpoint(
+        name=manifest.name,
+        path=folder,
+        layout=f"Orbax checkpoint (OCDBT) with {MANIFEST_NAME}",
+        family=manifest.family,
+        config=family(manifest.family).config_type.from_dict(manifest.config),
+        leaves=read_tree(folder / ARRAYS_FOLDER),
+        tokenizer=_tokenizer(folder, manifest) if TOKENIZER_NAME in manifest.files else None,
+        chat_template=manifest.chat_template,
+        generation=manifest.generation,
+        eos_ids=tuple(manifest.eos_ids),
+        source=manifest.source,
+        digests="not checked; sizes match (--check reads every byte)",
+    )
+
+
+def _tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
+    path = resolve_member(folder, TOKENIZER_NAME)
+    try:
+        tokenizer = Tokenizer.from_json(
+            path.read_text(encoding="utf-8"),
+            eos_ids=manifest.eos_ids,
+            bos_id=manifest.bos_id,
+            add_bos=manifest.add_bos,
+        )
+        named = [*manifest.eos_ids, *([] if manifest.bos_id is None else [manifest.bos_id])]
+        if strange := [i for i in named if not 0 <= i < tokenizer.vocab_size]:
+            raise ValueError(f"eos_ids or bos_id name {strange}; its ids go from 0 to {tokenizer.vocab_size - 1}")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"cannot read the tokenizer {path}: {error}",
+            fix=f"delete {folder} and convert it again from {manifest.source}",
+        ) from None
+    return tokenizer

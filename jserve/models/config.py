@@ -1,0 +1,89 @@
+"""What the configurations of all families have in common."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar, get_args, get_type_hints
+
+import msgspec
+
+from jserve.errors import UnsupportedModel
+
+__all__ = ["ModelConfig", "check_numbers", "check_size", "check_sizes"]
+
+C = TypeVar("C", bound="ModelConfig")  # typing.Self is more than the checkers of shapes understand
+
+_MAX_WIDTH = 1 << 24
+"""Largest size of a dimension: far beyond any model, and the bytes of a parameter still count in 64 bits."""
+_MOST = {"num_layers": 1024, "max_position": 2**31 - 1}
+"""Where it is not _MAX_WIDTH: layers are built one by one, positions are int32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Sizes and constants of a model of some family."""
+
+    vocab_size: int
+    max_position: int = 2048
+    """Most tokens of a sequence that the model was made for."""
+
+    def for_length(self: C, length: int) -> C:
+        """This model served with sequences of at most ``length`` tokens. Some rotary scalings ask; others do not."""
+        del length
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls: type[C], values: Mapping[str, Any]) -> C:
+        """The inverse of ``to_dict``. Raises UnsupportedModel for names or values that do not belong there."""
+        unknown = sorted(_unknown(values, cls, ""))
+        if unknown:
+            known = ", ".join(sorted(field.name for field in dataclasses.fields(cls)))
+            raise UnsupportedModel(f"{cls.__name__} has unknown {unknown}; known: {known}")
+        try:
+            return msgspec.convert(values, cls)
+        except msgspec.ValidationError as error:
+            raise UnsupportedModel(f"{cls.__name__} does not fit: {error}") from None
+
+
+def check_sizes(config: ModelConfig, names: tuple[str, ...]) -> None:
+    """Raise UnsupportedModel for a field of ``names`` that is no size of a dimension, or counts too many."""
+    for name in names:
+        check_size(name, getattr(config, name))
+
+
+def check_size(name: str, value: int) -> None:
+    """Raise UnsupportedModel where ``value`` is no size that ``name`` can have."""
+    most = _MOST.get(name, _MAX_WIDTH)
+    if not 1 <= value <= most:
+        raise UnsupportedModel(f"{name} is {value}; allowed are 1 to {most}")
+
+
+def check_numbers(config: ModelConfig, names: tuple[str, ...]) -> None:
+    """Raise UnsupportedModel for a field of ``names`` that is not greater than 0 and finite."""
+    for name in names:
+        value = getattr(config, name)
+        if not 0 < value < math.inf:
+            raise UnsupportedModel(f"{name} is {value}; it must be greater than 0, and finite")
+
+
+def _unknown(values: Any, kind: type, prefix: str) -> Iterator[str]:
+    """Names in ``values`` that the dataclass ``kind`` does not have, those of dataclasses inside it included."""
+    if not isinstance(values, Mapping):
+        return  # None, or what msgspec refuses
+    hints = get_type_hints(kind)
+    for name, value in values.items():
+        if name not in hints:
+            yield prefix + str(name)
+            continue
+        hint = hints[name]
+        inner = [k for k in (get_args(hint) if isinstance(hint, types.UnionType) else (hint,)) if isinstance(k, type)]
+        for field_kind in filter(dataclasses.is_dataclass, inner):
+            yield from _unknown(value, field_kind, f"{prefix}{name}.")
