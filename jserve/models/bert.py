@@ -2,53 +2,49 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import msgspec
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int32
 
 from jserve.errors import UnsupportedModel
+from jserve.models.config import ModelConfig, check_numbers, check_sizes
 from jserve.models.encoder_contract import EncoderStep
 from jserve.models.linear import linear
+from jserve.models.params import filled, normal
 
 __all__ = ["Bert", "BertConfig", "BertLayer"]
 
-_MAX_WIDTH = 1 << 24
-_MOST = {"num_layers": 1024}
-"""Where it is not _MAX_WIDTH: layers are built one by one."""
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_layers",
+    "num_heads",
+    "max_position",
+    "type_vocab_size",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BertConfig:
-    """Sizes and constants of a BERT."""
+class BertConfig(ModelConfig):
+    """Sizes and constants of a BERT. ``max_position`` is the rows of its table of positions."""
 
-    vocab_size: int
     hidden_size: int
     intermediate_size: int
     num_layers: int
     num_heads: int
-    max_position: int
-    """Most tokens of a text: rows of the table of positions."""
     type_vocab_size: int = 2
     """Rows of the table of token types; a text alone is of type 0 all through."""
     layer_norm_eps: float = 1e-12
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value, most = getattr(self, field.name), _MOST.get(field.name, _MAX_WIDTH)
-            if field.name != "layer_norm_eps" and not 1 <= value <= most:
-                raise UnsupportedModel(f"{field.name} is {value}; allowed are 1 to {most}")
-        if not 0 < self.layer_norm_eps < math.inf:
-            raise UnsupportedModel(f"layer_norm_eps is {self.layer_norm_eps}; it must be greater than 0, and finite")
+        check_sizes(self, _SIZES)
+        check_numbers(self, ("layer_norm_eps",))
         if self.hidden_size % self.num_heads:
             raise UnsupportedModel(f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")
 
@@ -56,29 +52,14 @@ class BertConfig:
     def head_dim(self) -> int:
         return self.hidden_size // self.num_heads
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> BertConfig:
-        """The inverse of ``to_dict``. Raises UnsupportedModel for names or values that do not belong there."""
-        known = {field.name for field in dataclasses.fields(cls)}
-        if unknown := values.keys() - known:
-            raise UnsupportedModel(f"bert config has unknown {sorted(unknown)}; known: {', '.join(sorted(known))}")
-        try:
-            return msgspec.convert(values, cls)
-        except msgspec.ValidationError as error:
-            raise UnsupportedModel(f"bert config does not fit: {error}") from None
-
 
 class LayerNorm(nnx.Module):
     """Zero mean and unit variance over D, in float32, then weight and bias; in x's dtype."""
 
     def __init__(self, config: BertConfig, *, dtype: DTypeLike) -> None:
         self.eps = config.layer_norm_eps
-        self.weight = _param(jnp.ones((config.hidden_size,), dtype), ("embed",))
-        self.bias = _param(jnp.zeros((config.hidden_size,), dtype), ("embed",))
+        self.weight = filled((config.hidden_size,), ("embed",), 1.0, dtype=dtype)
+        self.bias = filled((config.hidden_size,), ("embed",), 0.0, dtype=dtype)
 
     def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
         wide = x.astype(jnp.float32)
@@ -93,9 +74,9 @@ class Embeddings(nnx.Module):
 
     def __init__(self, config: BertConfig, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
         D = config.hidden_size
-        self.word = _normal((config.vocab_size, D), ("vocab", "embed"), D, dtype, rngs)
-        self.position = _normal((config.max_position, D), (None, "embed"), D, dtype, rngs)
-        self.token_type = _normal((config.type_vocab_size, D), (None, "embed"), D, dtype, rngs)
+        self.word = normal((config.vocab_size, D), ("vocab", "embed"), D, dtype=dtype, rngs=rngs)
+        self.position = normal((config.max_position, D), (None, "embed"), D, dtype=dtype, rngs=rngs)
+        self.token_type = normal((config.type_vocab_size, D), (None, "embed"), D, dtype=dtype, rngs=rngs)
         self.norm = LayerNorm(config, dtype=dtype)
 
     def __call__(self, tokens: Int32[Array, " T"], step: EncoderStep) -> Float[Array, "T D"]:
@@ -112,19 +93,19 @@ class BertLayer(nnx.Module):
         H, Dh = config.num_heads, config.head_dim
         heads = ("heads", "head_dim")
         self.config = config
-        self.q = _normal((H, Dh, D), (*heads, "embed"), D, dtype, rngs)
-        self.q_bias = _zeros((H, Dh), heads, dtype)
-        self.k = _normal((H, Dh, D), (*heads, "embed"), D, dtype, rngs)
-        self.k_bias = _zeros((H, Dh), heads, dtype)
-        self.v = _normal((H, Dh, D), (*heads, "embed"), D, dtype, rngs)
-        self.v_bias = _zeros((H, Dh), heads, dtype)
-        self.o = _normal((D, H, Dh), ("embed", *heads), D, dtype, rngs)
-        self.o_bias = _zeros((D,), ("embed",), dtype)
+        self.q = normal((H, Dh, D), (*heads, "embed"), D, dtype=dtype, rngs=rngs)
+        self.q_bias = filled((H, Dh), heads, 0.0, dtype=dtype)
+        self.k = normal((H, Dh, D), (*heads, "embed"), D, dtype=dtype, rngs=rngs)
+        self.k_bias = filled((H, Dh), heads, 0.0, dtype=dtype)
+        self.v = normal((H, Dh, D), (*heads, "embed"), D, dtype=dtype, rngs=rngs)
+        self.v_bias = filled((H, Dh), heads, 0.0, dtype=dtype)
+        self.o = normal((D, H, Dh), ("embed", *heads), D, dtype=dtype, rngs=rngs)
+        self.o_bias = filled((D,), ("embed",), 0.0, dtype=dtype)
         self.attn_norm = LayerNorm(config, dtype=dtype)
-        self.up = _normal((F, D), ("mlp", "embed"), D, dtype, rngs)
-        self.up_bias = _zeros((F,), ("mlp",), dtype)
-        self.down = _normal((D, F), ("embed", "mlp"), F, dtype, rngs)
-        self.down_bias = _zeros((D,), ("embed",), dtype)
+        self.up = normal((F, D), ("mlp", "embed"), D, dtype=dtype, rngs=rngs)
+        self.up_bias = filled((F,), ("mlp",), 0.0, dtype=dtype)
+        self.down = normal((D, F), ("embed", "mlp"), F, dtype=dtype, rngs=rngs)
+        self.down_bias = filled((D,), ("embed",), 0.0, dtype=dtype)
         self.mlp_norm = LayerNorm(config, dtype=dtype)
 
     def __call__(self, i: int, x: Float[Array, "T D"], step: EncoderStep) -> Float[Array, "T D"]:
@@ -149,19 +130,3 @@ class Bert(nnx.Module):
 
     def layer(self, i: int, x: Float[Array, "T D"], step: EncoderStep) -> Float[Array, "T D"]:
         return self.layers[i](i, x, step)
-
-
-def _normal(
-    shape: tuple[int, ...], axes: tuple[str | None, ...], fan_in: int, dtype: DTypeLike, rngs: nnx.Rngs
-) -> nnx.Param[Array]:
-    value = jax.random.normal(rngs.params(), shape, jnp.float32) * fan_in**-0.5
-    return _param(value.astype(dtype), axes)
-
-
-def _zeros(shape: tuple[int, ...], axes: tuple[str | None, ...], dtype: DTypeLike) -> nnx.Param[Array]:
-    return _param(jnp.zeros(shape, dtype), axes)
-
-
-def _param(value: Array, axes: tuple[str | None, ...]) -> nnx.Param[Array]:
-    # Sharding at creation would want a mesh with axes of these very names; here they are only declared.
-    return nnx.Param(value, out_sharding=axes, eager_sharding=False)

@@ -10,6 +10,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jserve.errors import UnsupportedModel
+from jserve.models.bert import Bert, BertConfig
 from jserve.models.config import ModelConfig
 from jserve.models.llama import Llama, LlamaConfig
 
@@ -26,6 +27,7 @@ class Family:
 
 
 FAMILIES: Mapping[str, Family] = {
+    "bert": Family(name="bert", config_type=BertConfig, module_type=Bert),
     "llama": Family(name="llama", config_type=LlamaConfig, module_type=Llama),
 }
 

@@ -19,12 +19,13 @@ from jserve.engine.contract import Encoded, EngineLimits
 from jserve.engine.encoder.buckets import EncoderBuckets
 from jserve.engine.encoder.engine import VectorEngine
 from jserve.engine.encoder.executor import EncoderExecutor
-from jserve.engine.encoder.program import EncoderProgram, Pooling
+from jserve.engine.encoder.program import EncoderProgram
 from jserve.engine.memory import check_weights_fit, device_bytes, weights_exhaustion_in_words
 from jserve.engine.programs import CompileProgress, TellCompiled
 from jserve.engine.store import ProgramStore
 from jserve.errors import ConfigError, DeviceError, MeshError
 from jserve.models.encoder_contract import trace_encoder
+from jserve.models.pooling import Pooling
 from jserve.request import TextRequest
 
 __all__ = ["EncoderModel", "build_encoder"]

@@ -7,7 +7,7 @@ values zeroed, and pooling adds only what is real. So NaN in a padded row stays 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,21 +16,9 @@ from jax import Array
 from jaxtyping import Bool, Float, Float32, Int32
 
 from jserve.models.encoder_contract import EncoderQuery, EncoderStep, run_encoder
+from jserve.models.pooling import Pooling, pool
 
-__all__ = ["EncoderProgram", "Pooling", "attention", "pool"]
-
-_NORM_FLOOR = 1e-12
-"""Least length that a vector is divided by."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pooling:
-    """How a text's hidden states become its vector, in float32."""
-
-    how: Literal["mean", "cls"]
-    """mean: over all tokens of the text, [CLS] and [SEP] too. cls: its first token's."""
-    normalize: bool
-    """Scale the vector to length 1."""
+__all__ = ["EncoderProgram", "attention"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,16 +57,3 @@ def attention(query: EncoderQuery, valid: Bool[Array, "S L"]) -> Float[Array, "T
     weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
     out = jnp.einsum("skgtu,sukd->stkgd", weights, v, precision=precision, preferred_element_type=jnp.float32)
     return out.astype(query.q.dtype).reshape(query.q.shape)
-
-
-def pool(x: Float[Array, "S L D"], valid: Bool[Array, "S L"], pooling: Pooling) -> Float32[Array, "S D"]:
-    """One vector a text."""
-    if pooling.how == "cls":
-        vectors = x[:, 0].astype(jnp.float32)
-    else:
-        total = jnp.where(valid[:, :, None], x.astype(jnp.float32), 0.0).sum(axis=1)
-        vectors = total / jnp.maximum(valid.sum(axis=1), 1).astype(jnp.float32)[:, None]
-    if pooling.normalize:
-        size = jnp.sqrt(jnp.sum(vectors * vectors, axis=1, keepdims=True))
-        vectors = vectors / jnp.maximum(size, _NORM_FLOOR)
-    return vectors
