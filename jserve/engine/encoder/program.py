@@ -45,15 +45,20 @@ class EncoderProgram:
 def attention(query: EncoderQuery, valid: Bool[Array, "S L"]) -> Float[Array, "T H Dh"]:
     """Each of the S texts by itself, ``T = S * L``; softmax and sums in float32."""
     num_texts, length = valid.shape
-    _, num_kv_heads, head_dim = query.k.shape
-    q = query.q.reshape(num_texts, length, num_kv_heads, -1, head_dim)
-    k = query.k.reshape(num_texts, length, num_kv_heads, head_dim)
-    v = jnp.where(valid[:, :, None, None], query.v.reshape(k.shape), jnp.zeros((), query.v.dtype))
+    num_kv_heads, head_dim = query.k.shape[1:]
+
+    def by_head(x: Float[Array, "T _ Dh"]) -> Float[Array, "S K _ Dh"]:
+        # Query heads that share a KV head stand one after the other: four axes compile and run quicker than five.
+        grouped = x.reshape(num_texts, length, num_kv_heads, -1, head_dim).transpose(0, 2, 3, 1, 4)
+        return grouped.reshape(num_texts, num_kv_heads, -1, head_dim)
+
+    q, k, v = by_head(query.q), by_head(query.k), by_head(query.v)
+    v = jnp.where(valid[:, None, :, None], v, jnp.zeros((), v.dtype))
     precision = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
-    scores = jnp.einsum("stkgd,sukd->skgtu", q, k, precision=precision, preferred_element_type=jnp.float32)
-    seen = valid[:, None, None, None, :]
+    scores = jnp.einsum("sktd,skud->sktu", q, k, precision=precision, preferred_element_type=jnp.float32)
     # Finite, so that a row which sees nothing stays finite too.
-    scores = jnp.where(seen, scores * query.scale, jnp.finfo(jnp.float32).min)
+    scores = jnp.where(valid[:, None, None, :], scores * query.scale, jnp.finfo(jnp.float32).min)
     weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    out = jnp.einsum("skgtu,sukd->stkgd", weights, v, precision=precision, preferred_element_type=jnp.float32)
-    return out.astype(query.q.dtype).reshape(query.q.shape)
+    out = jnp.einsum("sktu,skud->sktd", weights, v, precision=precision, preferred_element_type=jnp.float32)
+    out = out.astype(query.q.dtype).reshape(num_texts, num_kv_heads, -1, length, head_dim)
+    return out.transpose(0, 3, 1, 2, 4).reshape(query.q.shape)
