@@ -123,7 +123,10 @@ class EmbedFrontend(BaseFrontend):
                     call.results[index] = text
                     continue
                 meter = RequestMeter(self._metrics, arrival=arrival, choices=1)
-                await self._submit(call, index, text, meter, patient=patient)
+                try:
+                    await self._submit(call, index, text, meter, patient=patient)
+                except InvalidRequest as error:
+                    call.results[index] = error
                 patient = True
         await call.until_open(0)
 
