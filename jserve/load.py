@@ -12,17 +12,22 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
+from jserve.checkpoints.encoder import EncoderSettings
 from jserve.checkpoints.tree import flatten, main_dtype, unflatten_like
 from jserve.config import ServeConfig, cache_dir
 from jserve.engine.build import EngineModel, build_engine
+from jserve.engine.encoder.build import EncoderModel
+from jserve.engine.encoder.engine import VectorEngine
 from jserve.engine.engine import Engine
-from jserve.engine.executor import CompileProgress
+from jserve.engine.programs import CompileProgress, TellCompiled
 from jserve.engine.store import ProgramStore
 from jserve.errors import CheckpointError, ConfigError, DeviceError, InvalidRequest, MeshError, UnsupportedModel
+from jserve.load_encoder import load_encoder
 from jserve.observe.metrics import Metrics
 from jserve.progress import SILENT, Progress
 from jserve.request import SamplingParams, ServedModel
 from jserve.serving.frontend import Frontend
+from jserve.serving.frontends import AnyFrontend
 from jserve.serving.limits import DEFAULTABLE, resolve_sampling
 from jserve.text.chat_template import ChatTemplate
 from jserve.text.tokenizer import Tokenizer
@@ -38,8 +43,8 @@ ModelParts = tuple[nnx.Module, Any, Tokenizer | None]
 class Loaded:
     """An engine that is ready, and what stands in front of it."""
 
-    engine: Engine
-    frontend: Frontend
+    engine: Engine | VectorEngine
+    frontend: AnyFrontend
     metrics: Metrics
     served: ServedModel
 
@@ -66,6 +71,8 @@ class _Source:
     eos_ids: tuple[int, ...]
     own_code: bool
     """See EngineModel."""
+    encoder: EncoderSettings | None = None
+    """Of an encoder."""
 
 
 def load(config: ServeConfig, *, progress: Progress = SILENT, model: ModelParts | None = None) -> Loaded:
@@ -101,6 +108,31 @@ def load(config: ServeConfig, *, progress: Progress = SILENT, model: ModelParts 
         nnx.to_pure_dict(source.state),
         shardings,
     )
+    store = ProgramStore.open(cache_dir() / "programs") if config.program_store else None
+    if source.encoder is not None:
+        if source.tokenizer is None:
+            raise CheckpointError(f"{source.name} has no tokenizer; an encoder needs one")
+        encoder, embedder, metrics = load_encoder(
+            EncoderModel(
+                graphdef=source.graphdef,
+                param_shapes=shapes,
+                load=lambda: source.load(shapes),
+                max_len=source.encoder.max_tokens,
+                vocab_size=source.tokenizer.vocab_size,
+                pooling=source.encoder.pooling,
+                own_code=source.own_code,
+            ),
+            source.encoder,
+            source.tokenizer,
+            config,
+            name=source.name,
+            family=source.family,
+            mesh=mesh,
+            mesh_name=str(spec),
+            store=store,
+            compile_progress=_compile_progress(progress),
+        )
+        return Loaded(engine=encoder, frontend=embedder, metrics=metrics, served=embedder.model)
     engine = build_engine(
         EngineModel(
             graphdef=source.graphdef,
@@ -112,7 +144,7 @@ def load(config: ServeConfig, *, progress: Progress = SILENT, model: ModelParts 
         ),
         config,
         mesh=mesh,
-        store=ProgramStore.open(cache_dir() / "programs") if config.program_store else None,
+        store=store,
         compile_progress=_compile_progress(progress),
     )
     try:
@@ -195,6 +227,7 @@ def _from_checkpoint(config: ServeConfig, mesh: Mesh, progress: Progress) -> _So
         defaults=defaults,
         eos_ids=checkpoint.eos_ids,
         own_code=True,
+        encoder=checkpoint.encoder,
     )
 
 
@@ -263,7 +296,7 @@ def _module_length(module: Any) -> int:
     raise ConfigError(f"{type(module).__name__} has no max_position, itself or in its config; add one (an int, tokens)")
 
 
-def _compile_progress(progress: Progress) -> Callable[[CompileProgress], None]:
+def _compile_progress(progress: Progress) -> TellCompiled:
     """Tell compilations as one task of so many programs."""
 
     def tell(now: CompileProgress) -> None:

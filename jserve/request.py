@@ -6,7 +6,8 @@ Three stages of one request:
     Request                     token ids, everything resolved (frontend -> engine)
     TokenDelta -> Delta         ids from the engine -> ids and text for the caller
 
-A *choice* is one of the ``n`` continuations of a request.
+A *choice* is one of the ``n`` continuations of a request. An encoder makes none: a text becomes a TextRequest, and then
+an Embedding.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = [
     "MAX_CHOICES",
@@ -24,6 +29,8 @@ __all__ = [
     "MAX_STOP_TOKENS",
     "Completion",
     "Delta",
+    "Embedding",
+    "Embeddings",
     "FinishReason",
     "Message",
     "Prompt",
@@ -31,6 +38,7 @@ __all__ = [
     "ResolvedSampling",
     "SamplingParams",
     "ServedModel",
+    "TextRequest",
     "Timings",
     "TokenDelta",
     "TokenLogprob",
@@ -138,6 +146,20 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TextRequest:
+    """One text as an encoder's engine takes it: token ids only."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    deadline: float | None = None
+    """Monotonic seconds; past it the text is dropped before it is computed."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, kw_only=True)
 class TokenLogprob:
     """One chosen token's logprob (natural log, raw distribution) and the most likely alternatives.
 
@@ -224,6 +246,40 @@ class Completion:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Embedding:
+    """The vector of one text."""
+
+    values: NDArray[np.float32]
+    """[D]."""
+    prompt_tokens: int
+    """Tokens that were read, special ones too."""
+    truncated: bool
+    """The text is longer than the model reads: its end was cut off."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embeddings:
+    """The vectors of several texts, in their order. ``numpy.asarray`` of it is ``values``."""
+
+    values: NDArray[np.float32]
+    """[n, D]."""
+    prompt_tokens: tuple[int, ...]
+    """Of each text, as in Embedding."""
+    truncated: tuple[bool, ...]
+    """Of each text, as in Embedding."""
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __array__(
+        self, dtype: np.typing.DTypeLike | None = None, *, copy: bool | None = None
+    ) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
+        import numpy as np
+
+        return np.array(self.values, dtype=dtype, copy=copy)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServedModel:
     """What a server says of its model to whoever asks."""
 
@@ -233,9 +289,14 @@ class ServedModel:
     mesh: str
     """Such as "tensor=2" or "1 device"."""
     max_model_len: int
-    """Most tokens of prompt and output together."""
+    """Most tokens of prompt and output together; of an encoder, those that it reads of a text."""
     vocab_size: int
     num_pages: int
+    """0 of an encoder: it has no KV cache."""
     page_size: int
     """Tokens of one KV cache page."""
     has_chat_template: bool
+    kind: Literal["decoder", "encoder"] = "decoder"
+    """A decoder generates, an encoder embeds."""
+    dimensions: int = 0
+    """D of an encoder's vectors."""

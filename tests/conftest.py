@@ -14,7 +14,10 @@ import jax
 import pytest
 from jaxtyping import install_import_hook
 
-CHECKED = ["jserve.models", *(f"jserve.engine.{name}" for name in ("forward", "plan", "sampler", "state", "step"))]
+CHECKED = [
+    "jserve.models",
+    *(f"jserve.engine.{name}" for name in ("encoder.program", "forward", "plan", "sampler", "state", "step")),
+]
 # The tower: an int is as good as a float, as type checkers have it.
 install_import_hook(CHECKED, "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
 

@@ -129,8 +129,8 @@ def test_a_number_of_choices_that_is_not_allowed_is_refused(llm, n):
         llm.generate(["a"], replace(GREEDY, n=n))
 
 
-def test_embed_says_what_is_not_built(llm):
-    with pytest.raises(Unsupported, match="embedding"):
+def test_a_decoder_embeds_nothing(llm):
+    with pytest.raises(Unsupported, match="no encoder is served here"):
         llm.embed(["a"])
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jserve.checkpoints.encoder import EncoderSettings
 from jserve.checkpoints.key_map import Leaves
 from jserve.models.config import ModelConfig
 from jserve.text.chat_template import ChatTemplate
@@ -41,6 +42,8 @@ class Checkpoint:
     """The MODEL that it came from first."""
     digests: str
     """What is known of the files' contents, in words."""
+    encoder: EncoderSettings | None = None
+    """Of an encoder; None of a model that generates."""
 
     def template(self) -> ChatTemplate | None:
         """The model's own template, or None where it has none or there is no tokenizer. Raises CheckpointError where

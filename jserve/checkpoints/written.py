@@ -31,6 +31,7 @@ def open_written(folder: Path) -> Checkpoint:
         eos_ids=tuple(manifest.eos_ids),
         source=manifest.source,
         digests="not checked; sizes match (--check reads every byte)",
+        encoder=manifest.encoder,
     )
 
 

@@ -62,18 +62,18 @@ def run(arguments: list[str]) -> int:
 
 def describe(served: ServedModel, doors: Addresses, config: ServeConfig) -> list[tuple[str, str]]:
     """What is served and where, and lines to paste that ask it something."""
+    if served.kind == "encoder":
+        return _describe_encoder(served, doors, config)
     tokens = served.num_pages * served.page_size
     most, long = config.max_num_seqs, served.max_model_len
     short = min(long, 512)
     rooms = [f"{max(1, min(tokens // length, most))} of {length} tokens" for length in dict.fromkeys((long, short))]
     table = [
-        ("model", f"{served.name} ({served.family}), {served.dtype}, {served.mesh}; settings {digest(config)}"),
+        _model_row(served, config),
         ("cache", f"{served.num_pages} pages of {served.page_size} = {tokens} tokens"),
         ("room", f"at once {' or '.join(rooms)}; at most {most}"),
+        *_door_rows(doors),
     ]
-    table += [(door, address) for door, address in (("grpc", doors.grpc), ("flight", doors.flight)) if address]
-    if doors.metrics is not None:
-        table.append(("metrics", f"http://{doors.metrics}/metrics"))
     if doors.grpc is not None:
         table += [
             ("shell", f'jserve generate --address {doors.grpc} "What is gravity?"'),
@@ -83,6 +83,31 @@ def describe(served: ServedModel, doors: Addresses, config: ServeConfig) -> list
             ("", '    print(delta.text, end="", flush=True)'),
         ]
     return table
+
+
+def _describe_encoder(served: ServedModel, doors: Addresses, config: ServeConfig) -> list[tuple[str, str]]:
+    table = [
+        _model_row(served, config),
+        ("vectors", f"{served.dimensions} numbers each, of texts of up to {served.max_model_len} tokens"),
+        *_door_rows(doors),
+    ]
+    if doors.grpc is not None:
+        table += [
+            ("python", "from jserve.client import Client"),
+            ("", f'print(Client("{doors.grpc}").embed(["What is gravity?", "Things fall."]).values)'),
+        ]
+    return table
+
+
+def _model_row(served: ServedModel, config: ServeConfig) -> tuple[str, str]:
+    return "model", f"{served.name} ({served.family}), {served.dtype}, {served.mesh}; settings {digest(config)}"
+
+
+def _door_rows(doors: Addresses) -> list[tuple[str, str]]:
+    rows = [(door, address) for door, address in (("grpc", doors.grpc), ("flight", doors.flight)) if address]
+    if doors.metrics is not None:
+        rows.append(("metrics", f"http://{doors.metrics}/metrics"))
+    return rows
 
 
 def _print_config(config: ServeConfig, origins: dict[str, str], *, as_json: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ from jserve.client.channel import channel_options
 from jserve.client.errors import from_rpc
 from jserve.client.requests import WINDOW, Cancel, PromptRequest, to_proto
 from jserve.config import ServeConfig
-from jserve.request import Delta, Prompt, SamplingParams, ServedModel
+from jserve.request import Delta, Embeddings, Prompt, SamplingParams, ServedModel
 from jserve.v1 import inference_pb2 as pb
 from jserve.v1 import inference_pb2_grpc
 from jserve.wire import convert
@@ -99,6 +99,12 @@ class AsyncClient:
         with self._errors(timeout):
             request = convert.tokenize_request(prompt, model=model)
             return list((await self._stub.Tokenize(request, timeout=timeout)).token_ids)
+
+    async def embed(self, texts: Sequence[str], *, model: str = "", timeout: float | None = None) -> Embeddings:
+        """One vector a text, in their order; see Embeddings. Fails with the first text that does."""
+        request = convert.embed_request(texts, model=model)
+        with self._errors(timeout):
+            return convert.embeddings_from_proto(await self._stub.Embed(request, timeout=timeout))
 
     async def models(self, *, timeout: float | None = None) -> list[ServedModel]:
         with self._errors(timeout):

@@ -6,10 +6,10 @@ import contextlib
 import dataclasses
 import json
 import threading
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import grpc
 import pyarrow as pa
@@ -20,8 +20,9 @@ from jserve.client.channel import channel_options
 from jserve.client.errors import FailedCall, from_rpc
 from jserve.config import ServeConfig
 from jserve.errors import JserveError, RequestError
-from jserve.request import Delta, Prompt, SamplingParams, ServedModel
-from jserve.wire.columns import OUTPUT, deltas_from_batch, prompts_to_batch
+from jserve.request import Delta, Embeddings, Prompt, SamplingParams, ServedModel
+from jserve.wire.columns import deltas_from_batch, prompts_to_batch
+from jserve.wire.embeddings import embeddings_from_table, texts_to_batch
 from jserve.wire.errors import error_from_code
 from jserve.wire.flight import FLIGHT_SERVICE, FlightData, put_metadata
 from jserve.wire.ipc import BatchReader, BatchWriter
@@ -86,15 +87,7 @@ class FlightClient:
         says so in its last delta and leaves the others alone. An exception of ``batches`` ends the sending and is
         raised after the answers to what was sent. Leaving the iteration early cancels everything.
         """
-        sending = _Sending(batches, _descriptor(model, params))
-        call = self._method("stream_stream", "DoExchange")(sending.messages(), timeout=timeout)
-        try:
-            with self._errors(timeout):
-                yield from _batches(call)
-        finally:
-            call.cancel()
-            sending.stop()
-        sending.check()
+        yield from self._exchange(batches, _descriptor(model, params), timeout=timeout)
 
     def table(
         self,
@@ -109,21 +102,35 @@ class FlightClient:
         One row for each prompt and choice, with the whole token_ids and text. ``timeout`` is for each of the two
         calls.
         """
-        # An empty table has no batch, and still a schema to send.
-        batches = prompts.to_batches() or [pa.RecordBatch.from_pylist([], schema=prompts.schema)]
-        sending = _Sending(batches, _descriptor(model, params))
-        with self._errors(timeout):
-            answers = list(self._method("stream_stream", "DoPut")(sending.messages(), timeout=timeout))
-            sending.check()
-            ticket = flight.Ticket(put_metadata(answers[0])).serialize()
-            results = list(_batches(self._method("unary_stream", "DoGet")(ticket, timeout=timeout)))
-        return pa.Table.from_batches(results, schema=results[0].schema if results else OUTPUT)
+        return self._table(prompts, _descriptor(model, params), timeout=timeout)
 
-    def schema(self, *, model: str = "", timeout: float | None = None) -> pa.Schema:
-        """The columns of deltas and results."""
+    def embed(
+        self, texts: pa.Table | Sequence[str], *, model: str = "", timeout: float | None = None
+    ) -> pa.Table | Embeddings:
+        """One vector a text, in their order. ``timeout`` is for the upload and the fetching each.
+
+        Of a table with a column ``text``, and perhaps ``id``: a table with the columns of jserve.wire.embeddings, where
+        a row that failed says so. Of a list: its Embeddings, or the error of the first text that failed.
+        """
+        descriptor = _embed_descriptor(model)
+        if isinstance(texts, pa.Table):
+            return self._table(texts, descriptor, timeout=timeout)
+        table = pa.Table.from_batches([texts_to_batch(texts)])
+        return embeddings_from_table(self._table(table, descriptor, timeout=timeout))
+
+    def embed_exchange(
+        self, batches: Iterable[pa.RecordBatch], *, model: str = "", timeout: float | None = None
+    ) -> Generator[pa.RecordBatch, None, None]:
+        """``exchange`` for batches of texts: batches of vectors, in the order of the texts, as they are made."""
+        yield from self._exchange(batches, _embed_descriptor(model), timeout=timeout)
+
+    def schema(
+        self, *, verb: Literal["generate", "embed"] = "generate", model: str = "", timeout: float | None = None
+    ) -> pa.Schema:
+        """The columns of deltas and results, or of vectors."""
+        descriptor = _embed_descriptor(model) if verb == "embed" else _descriptor(model, SamplingParams())
         with self._errors(timeout):
-            descriptor = _descriptor(model, SamplingParams()).serialize()
-            answer = self._method("unary_unary", "GetSchema")(descriptor, timeout=timeout)
+            answer = self._method("unary_unary", "GetSchema")(descriptor.serialize(), timeout=timeout)
         return flight.SchemaResult.deserialize(answer).schema
 
     def models(self, *, timeout: float | None = None) -> list[ServedModel]:
@@ -145,6 +152,32 @@ class FlightClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _exchange(
+        self, batches: Iterable[pa.RecordBatch], descriptor: flight.FlightDescriptor, *, timeout: float | None
+    ) -> Generator[pa.RecordBatch, None, None]:
+        sending = _Sending(batches, descriptor)
+        call = self._method("stream_stream", "DoExchange")(sending.messages(), timeout=timeout)
+        try:
+            with self._errors(timeout):
+                yield from _Answer().batches(call)
+        finally:
+            call.cancel()
+            sending.stop()
+        sending.check()
+
+    def _table(self, table: pa.Table, descriptor: flight.FlightDescriptor, *, timeout: float | None) -> pa.Table:
+        """Upload a table and fetch what is made of it."""
+        # An empty table has no batch, and still a schema to send.
+        batches = table.to_batches() or [pa.RecordBatch.from_pylist([], schema=table.schema)]
+        sending = _Sending(batches, descriptor)
+        with self._errors(timeout):
+            answers = list(self._method("stream_stream", "DoPut")(sending.messages(), timeout=timeout))
+            sending.check()
+            ticket = flight.Ticket(put_metadata(answers[0])).serialize()
+            answer = _Answer()
+            results = list(answer.batches(self._method("unary_stream", "DoGet")(ticket, timeout=timeout)))
+        return pa.Table.from_batches(results, schema=answer.schema)
 
     def _method(self, kind: str, name: str) -> Any:
         return getattr(self._channel, kind)(f"/{FLIGHT_SERVICE}/{name}")
@@ -199,23 +232,29 @@ class _Sending:
             raise self._failure
 
 
-def _batches(call: Iterable[bytes]) -> Iterator[pa.RecordBatch]:
-    reader = BatchReader(max_rows=_ANY_SIZE, max_dictionary_bytes=_ANY_SIZE)
-    schema: pa.Schema | None = None
-    for answer in call:
-        try:
-            message = FlightData.parse(answer)
-            if not message.header:
-                continue
-            if schema is None:
-                schema = reader.schema(message)
-                reader.open(message, range(len(schema)))
-                continue
-            batch = reader.read(message)
-        except RequestError as error:
-            raise JserveError(f"the server's answer cannot be read: {error.message}") from None
-        if batch is not None:
-            yield batch
+class _Answer:
+    """What a server writes: a schema, then batches."""
+
+    def __init__(self) -> None:
+        self.schema: pa.Schema | None = None
+        """Known from the first message on."""
+
+    def batches(self, call: Iterable[bytes]) -> Iterator[pa.RecordBatch]:
+        reader = BatchReader(max_rows=_ANY_SIZE, max_dictionary_bytes=_ANY_SIZE)
+        for answer in call:
+            try:
+                message = FlightData.parse(answer)
+                if not message.header:
+                    continue
+                if self.schema is None:
+                    self.schema = reader.schema(message)
+                    reader.open(message, range(len(self.schema)))
+                    continue
+                batch = reader.read(message)
+            except RequestError as error:
+                raise JserveError(f"the server's answer cannot be read: {error.message}") from None
+            if batch is not None:
+                yield batch
 
 
 def _plain(address: str) -> str:
@@ -233,6 +272,10 @@ def _descriptor(model: str, params: SamplingParams) -> flight.FlightDescriptor:
         if (value := getattr(params, field.name)) != field.default
     }
     return flight.FlightDescriptor.for_command(json.dumps({"model": model, **given}))
+
+
+def _embed_descriptor(model: str) -> flight.FlightDescriptor:
+    return flight.FlightDescriptor.for_command(json.dumps({"verb": "embed", "model": model}))
 
 
 def _named(code: str, message: str, retry_after_s: float | None = None) -> JserveError:

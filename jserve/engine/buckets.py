@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Buckets"]
+__all__ = ["Buckets", "sizes"]
 
 _SMALLEST_MIXED = 32
 
@@ -24,8 +24,8 @@ class Buckets:
         needed cost a mixed step in proportion. Each size costs a compilation at the first start.
         """
         return cls(
-            decode=_sizes(max_num_seqs, growth=decode_growth, smallest=1),
-            mixed=_sizes(max_num_tokens, growth=2, smallest=_SMALLEST_MIXED),
+            decode=sizes(max_num_seqs, growth=decode_growth, smallest=1),
+            mixed=sizes(max_num_tokens, growth=2, smallest=_SMALLEST_MIXED),
         )
 
     def decode_for(self, rows: int) -> int:
@@ -35,8 +35,9 @@ class Buckets:
         return next(size for size in self.mixed if size >= tokens)
 
 
-def _sizes(limit: int, *, growth: int, smallest: int) -> tuple[int, ...]:
-    sizes = [limit]
-    while sizes[-1] > smallest:
-        sizes.append(max(smallest, sizes[-1] // growth))
-    return tuple(reversed(sizes))
+def sizes(limit: int, *, growth: int, smallest: int) -> tuple[int, ...]:
+    """From ``limit`` down to ``smallest`` by ``growth``, ascending."""
+    found = [limit]
+    while found[-1] > smallest:
+        found.append(max(smallest, found[-1] // growth))
+    return tuple(reversed(found))

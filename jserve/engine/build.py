@@ -6,7 +6,6 @@ trace the model abstractly -> plan the memory -> compile || load the weights -> 
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -14,15 +13,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 from jax.sharding import Mesh
 
 from jserve.config import ServeConfig
 from jserve.engine.buckets import Buckets
 from jserve.engine.contract import EngineLimits
 from jserve.engine.engine import Engine
-from jserve.engine.executor import CompileProgress, Executor
-from jserve.engine.memory import DEFAULT_PAGE_SIZE, exhaustion_in_words, plan_memory
+from jserve.engine.executor import Executor
+from jserve.engine.memory import DEFAULT_PAGE_SIZE, device_bytes, exhaustion_in_words, plan_memory
+from jserve.engine.programs import CompileProgress, TellCompiled
 from jserve.engine.scheduler import SchedulerConfig
 from jserve.engine.state import CacheLayout
 from jserve.engine.store import ProgramStore
@@ -30,13 +29,12 @@ from jserve.errors import ConfigError, DeviceError, MeshError, UnsupportedModel
 from jserve.models.contract import trace_layer_caches
 from jserve.request import FinishReason, Request, ResolvedSampling, TokenDelta
 
-__all__ = ["EngineModel", "build_engine"]
+__all__ = ["EngineModel", "build_engine", "default_num_tokens"]
 
 log = logging.getLogger(__name__)
 
 _MAX_STEPS = 32
 """Most steps of a decode dispatch, whatever max_dispatch_ms allows: the size of its output buffers."""
-_DEFAULT_NUM_TOKENS = {"cpu": 512}
 _WARM_TIMEOUT_S = 600.0
 
 
@@ -62,7 +60,7 @@ def build_engine(
     *,
     mesh: Mesh,
     store: ProgramStore | None = None,
-    compile_progress: Callable[[CompileProgress], None] | None = None,
+    compile_progress: TellCompiled | None = None,
 ) -> Engine:
     """A started engine that has made a real token. Raises ConfigError, MeshError, DeviceError, OutOfMemory or
     UnsupportedModel."""
@@ -94,9 +92,9 @@ def build_engine(
         page_size=page_size,
         page_bytes=one_page.page_bytes // tensor,
         page_rows=one_page.page_rows,
-        param_bytes=_device_bytes(model.param_shapes),
+        param_bytes=device_bytes(model.param_shapes),
     )
-    num_tokens = config.max_num_tokens or _DEFAULT_NUM_TOKENS.get(platform, 2048)
+    num_tokens = config.max_num_tokens or default_num_tokens(platform)
     if num_tokens <= config.max_num_seqs:
         raise ConfigError(
             f"max_num_tokens {num_tokens} must exceed max_num_seqs {config.max_num_seqs}: "
@@ -156,6 +154,11 @@ def build_engine(
     return engine
 
 
+def default_num_tokens(platform: str) -> int:
+    """max_num_tokens where nobody says."""
+    return 512 if platform == "cpu" else 2048
+
+
 def _warm(engine: Engine, max_model_len: int) -> None:
     """Make real tokens before saying ready: a prefill and a decode."""
     over = threading.Event()
@@ -174,12 +177,3 @@ def _warm(engine: Engine, max_model_len: int) -> None:
         raise DeviceError(
             f"the first tokens failed: {last[-1].error or last[-1].finish_reason}; the log has the cause"
         ) from engine.fault
-
-
-def _device_bytes(shapes: Any) -> int:
-    """Bytes of a tree of sharded ShapeDtypeStructs on its fullest device."""
-    total = 0
-    for leaf in jax.tree.leaves(shapes):
-        shape = leaf.sharding.shard_shape(leaf.shape) if leaf.sharding is not None else leaf.shape
-        total += math.prod(shape) * leaf.dtype.itemsize
-    return total

@@ -7,15 +7,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from jserve.request import FinishReason, Request, TokenDelta
+from jserve.errors import RequestError
+from jserve.request import FinishReason, Request, TextRequest, TokenDelta
 
-__all__ = ["EngineLimits", "EngineStats", "Sink", "TokenEngine"]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["Encoded", "EncoderEngine", "EngineLimits", "EngineStats", "Sink", "TokenEngine", "VectorSink", "Watched"]
 
 Sink = Callable[[Sequence[TokenDelta]], None]
 """Takes one request's deltas of one dispatch, all choices together. After the last choice's finish_reason it is
 never called again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoded:
+    """What became of one text."""
+
+    vector: NDArray[np.float32] | None
+    """[D], its own; None where there is an error."""
+    error: RequestError | None
+    """Cancelled, DeadlineExceeded or EngineFailed."""
+    first_scheduled: float | None
+    """Monotonic seconds at which its batch was dispatched, if it was."""
+
+
+VectorSink: TypeAlias = Callable[[Encoded], None]
+"""Hears once of one text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,13 +45,14 @@ class EngineLimits:
     vocab_size: int
     max_num_seqs: int
     num_pages: int
+    """0 of an encoder, as page_size is."""
     page_size: int
     max_queue: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineStats:
-    """A snapshot. Token counters only ever grow."""
+    """A snapshot. Token counters only ever grow. An encoder's choices are its texts."""
 
     waiting: int
     """Choices accepted and not yet running."""
@@ -52,10 +74,16 @@ class EngineStats:
     """What brought the engine down, or None."""
 
 
-class TokenEngine(Protocol):
+class Watched(Protocol):
+    """What any engine tells of itself."""
+
     @property
     def limits(self) -> EngineLimits: ...
 
+    def stats(self) -> EngineStats: ...
+
+
+class TokenEngine(Watched, Protocol):
     def submit(self, request: Request, sink: Sink) -> None:
         """Take a request, or raise at once: QueueFull, DuplicateRequest, PromptTooLong, Draining, EngineFailed.
 
@@ -74,4 +102,18 @@ class TokenEngine(Protocol):
         """End one choice quietly (its text met a stop string): it gets no further delta at all."""
         ...
 
-    def stats(self) -> EngineStats: ...
+
+class EncoderEngine(Watched, Protocol):
+    @property
+    def dimensions(self) -> int:
+        """D of every vector."""
+        ...
+
+    def submit(self, request: TextRequest, sink: VectorSink) -> None:
+        """Take a text, or raise at once: InvalidRequest, PromptTooLong, QueueFull, DuplicateRequest, Draining,
+        EngineFailed. On success the sink hears of it once, whatever happens."""
+        ...
+
+    def cancel(self, request_id: str) -> None:
+        """The text is not computed, where it has not begun; its sink hears Cancelled. An unknown id is no error."""
+        ...

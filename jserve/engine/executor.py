@@ -5,10 +5,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,25 +16,14 @@ from jax.stages import Compiled
 from jserve.engine import fingerprint
 from jserve.engine.choice import Emitted
 from jserve.engine.plan import StepPlan, decode_arrays, mixed_arrays
+from jserve.engine.programs import ProgramSource, TellCompiled
 from jserve.engine.scheduler import SchedulerConfig
 from jserve.engine.state import CacheLayout, new_pools, new_state, state_shapes
 from jserve.engine.step import Outputs, Programs
 from jserve.engine.store import ProgramStore
 from jserve.request import TokenLogprob
 
-__all__ = ["CompileProgress", "Executor", "Running"]
-
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompileProgress:
-    """Told once before the first program, then after each."""
-
-    done: int
-    total: int
-    stored: int
-    """Of those done, how many came from the store."""
+__all__ = ["Executor", "Running"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,49 +71,17 @@ class Executor:
 
     # --- start ----------------------------------------------------------------------------------------------------
 
-    def compile(self, *, store: ProgramStore | None, progress: Callable[[CompileProgress], None] | None = None) -> None:
-        """Have every program ready, in parallel, from the store where it has them."""
+    def compile(self, *, store: ProgramStore | None, progress: TellCompiled | None = None) -> None:
+        """Have every program ready."""
         wanted = [("decode", n) for n in self.config.buckets.decode]
         wanted += [("mixed", n) for n in self.config.buckets.mixed]
-        base = self._key_base() if store else ""
-        stored = 0
+        source = ProgramSource(
+            lower=self._lower, key=self._key, own_code=self._own_code, devices=list(self.mesh.devices.flat)
+        )
+        self._programs = source.ready(wanted, store=store, progress=progress)
 
-        def tell(done: int) -> None:
-            if progress is not None:
-                progress(CompileProgress(done=done, total=len(wanted), stored=stored))
-
-        def build(kind: str, size: int) -> bool:
-            self._programs[kind, size], was_stored = self._build(kind, size, store, base)
-            return was_stored
-
-        tell(0)
-        with ThreadPoolExecutor(max_workers=max(2, (os.cpu_count() or 2)), thread_name_prefix="compile") as pool:
-            # The biggest first: the last one to end then keeps nobody waiting.
-            tasks = [pool.submit(build, kind, size) for kind, size in reversed(wanted)]
-            try:
-                for done, task in enumerate(as_completed(tasks), start=1):
-                    stored += task.result()
-                    tell(done)
-            except BaseException:  # an interrupt too: what has not begun need not
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-
-    def _build(self, kind: str, size: int, store: ProgramStore | None, base: str) -> tuple[Compiled, bool]:
-        lowered = None
-        key = f"{base}|{kind}|{size}"
-        if store is not None and not self._own_code:  # no digest of sources covers it: its lowering does
-            lowered = self._lower(kind, size)
-            key += lowered.as_text()
-        if store is not None:
-            program = store.load(key, list(self.mesh.devices.flat))
-            if program is not None:
-                return program, True
-        program = (lowered or self._lower(kind, size)).compile()
-        if store is not None:
-            store.save(key, program)
-        return program, False
-
-    def _lower(self, kind: str, size: int) -> Any:
+    def _lower(self, shape: tuple[str, int]) -> Any:
+        kind, size = shape
         function = jax.jit(self._builder.function(kind), donate_argnums=(1, 2))
         pools, state = self.layout.pool_shapes(self.mesh), state_shapes(self.config.max_num_seqs, self.mesh)
         return function.lower(self._param_shapes, pools, state, self._plan_shapes(kind, size))
@@ -144,7 +97,7 @@ class Executor:
             )
         return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=self._replicated), arrays)
 
-    def _key_base(self) -> str:
+    def _key(self) -> str:
         parts = [
             fingerprint.environment(self.mesh),
             repr(self._graphdef),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 from jax.errors import JaxRuntimeError
@@ -15,7 +17,15 @@ from jserve.config import ServeConfig
 from jserve.engine.pages import pages_for
 from jserve.errors import ConfigError, OutOfMemory
 
-__all__ = ["DEFAULT_PAGE_SIZE", "MemoryPlan", "exhaustion_in_words", "plan_memory"]
+__all__ = [
+    "DEFAULT_PAGE_SIZE",
+    "MemoryPlan",
+    "check_weights_fit",
+    "device_bytes",
+    "exhaustion_in_words",
+    "plan_memory",
+    "weights_exhaustion_in_words",
+]
 
 DEFAULT_PAGE_SIZE = {"cpu": 16, "gpu": 64, "tpu": 128}
 _CPU_POOL_BYTES = 512 * 2**20
@@ -107,9 +117,48 @@ def plan_memory(
     )
 
 
+def check_weights_fit(config: ServeConfig, *, mesh: Mesh, param_bytes: int) -> None:
+    """OutOfMemory where a model without a cache is larger than what it may fill. ``param_bytes``: on one device."""
+    room = _room(config, mesh, param_bytes)
+    if room is not None and room < 0:
+        raise OutOfMemory(
+            f"weights of {_mib(param_bytes)} a device exceed memory_fraction {config.memory_fraction:g} of its memory "
+            f"by {_mib(-room)}",
+            fix="a --mesh of more devices, or a higher --memory-fraction",
+        )
+
+
+def device_bytes(shapes: Any) -> int:
+    """Bytes of a tree of sharded ShapeDtypeStructs on its fullest device."""
+    total = 0
+    for leaf in jax.tree.leaves(shapes):
+        shape = leaf.sharding.shard_shape(leaf.shape) if leaf.sharding is not None else leaf.shape
+        total += math.prod(shape) * leaf.dtype.itemsize
+    return total
+
+
 @contextmanager
 def exhaustion_in_words(plan: MemoryPlan) -> Iterator[None]:
     """What ends because memory ran out, here or on a device, ends as OutOfMemory with the plan's numbers."""
+    held = (
+        f"weights of {_mib(plan.param_bytes)} and a cache of {_mib(plan.pool_bytes)} ({plan.num_pages} pages) a device"
+    )
+    fix = f"--num-pages less than {plan.num_pages}, a smaller --max-num-tokens, or a --mesh of more devices"
+    with _in_words(held, fix):
+        yield
+
+
+@contextmanager
+def weights_exhaustion_in_words(param_bytes: int) -> Iterator[None]:
+    """The same for a model without a cache."""
+    with _in_words(
+        f"weights of {_mib(param_bytes)} a device", "a smaller --max-num-tokens, or a --mesh of more devices"
+    ):
+        yield
+
+
+@contextmanager
+def _in_words(held: str, fix: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
@@ -117,11 +166,7 @@ def exhaustion_in_words(plan: MemoryPlan) -> Iterator[None]:
         if cause is None:
             raise
         said = str(cause).strip().partition("\n")[0] or type(cause).__name__
-        raise OutOfMemory(
-            f"memory ran out with weights of {_mib(plan.param_bytes)} and a cache of {_mib(plan.pool_bytes)} "
-            f"({plan.num_pages} pages) a device: {said}",
-            fix=f"--num-pages less than {plan.num_pages}, a smaller --max-num-tokens, or a --mesh of more devices",
-        ) from error
+        raise OutOfMemory(f"memory ran out with {held}: {said}", fix=fix) from error
 
 
 def _exhaustion(error: BaseException | None) -> BaseException | None:

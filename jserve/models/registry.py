@@ -10,6 +10,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jserve.errors import UnsupportedModel
+from jserve.models.bert import Bert, BertConfig
 from jserve.models.config import ModelConfig
 from jserve.models.gemma import Gemma, GemmaConfig
 from jserve.models.gpt2 import Gpt2, Gpt2Config
@@ -33,6 +34,7 @@ _GEMMAS = ("gemma2", "gemma3")
 FAMILIES: Mapping[str, Family] = {
     **{name: Family(name=name, config_type=LlamaConfig, module_type=Llama) for name in _LLAMAS},
     **{name: Family(name=name, config_type=GemmaConfig, module_type=Gemma) for name in _GEMMAS},
+    "bert": Family(name="bert", config_type=BertConfig, module_type=Bert),
     "gpt2": Family(name="gpt2", config_type=Gpt2Config, module_type=Gpt2),
 }
 """By family name. What sets the members of a group apart lies in their configurations."""

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from jserve.address import Address
-from jserve.engine.contract import TokenEngine
+from jserve.engine.contract import Watched
 from jserve.observe.server import MetricsServer
 from jserve.request import FinishReason
 
@@ -25,7 +25,7 @@ class Metrics:
     Every metric is named ``jserve_...`` and labelled ``model_name``. Times are seconds.
     """
 
-    def __init__(self, *, model_name: str, engine: TokenEngine | None = None) -> None:
+    def __init__(self, *, model_name: str, engine: Watched | None = None) -> None:
         """``engine`` is asked for its stats at each scrape; without one its metrics are absent."""
         self.registry = CollectorRegistry()
         self._first_token = self._histogram(
@@ -87,7 +87,7 @@ class Metrics:
 class _EngineCollector(Collector):
     """The engine's stats at the moment of the scrape."""
 
-    def __init__(self, engine: TokenEngine, model_name: str) -> None:
+    def __init__(self, engine: Watched, model_name: str) -> None:
         self._engine = engine
         self._model_name = model_name
 

@@ -12,7 +12,7 @@ from jserve.address import Address
 from jserve.config import ServeConfig
 from jserve.serving.address import cannot_open, door_address
 from jserve.serving.calls import Calls
-from jserve.serving.frontend import Frontend
+from jserve.serving.frontends import AnyFrontend
 from jserve.serving.loop import LoopThread
 
 __all__ = ["Door", "server_options"]
@@ -46,7 +46,7 @@ class Door(ABC):
     """
 
     def __init__(
-        self, frontend: Frontend, config: ServeConfig, *, setting: str, calls: Calls, loop: LoopThread
+        self, frontend: AnyFrontend, config: ServeConfig, *, setting: str, calls: Calls, loop: LoopThread
     ) -> None:
         self._frontend = frontend
         self._setting = setting

@@ -7,21 +7,18 @@ A refusal is raised before the stream starts; what happens later is in the strea
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import secrets
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
 
 from jserve.engine.contract import TokenEngine
-from jserve.errors import DeadlineExceeded, Draining, DuplicateRequest, NotFound, QueueFull
+from jserve.errors import Draining, DuplicateRequest, QueueFull
 from jserve.observe.metrics import Metrics
 from jserve.request import Prompt, Request, SamplingParams, ServedModel
 from jserve.serving import limits
+from jserve.serving.base_frontend import BaseFrontend
 from jserve.serving.choice_text import ChoiceText
 from jserve.serving.meter import RequestMeter
 from jserve.serving.preparer import Prepared, Preparer
@@ -34,8 +31,6 @@ from jserve.text.tokenizer import Tokenizer
 __all__ = ["Frontend"]
 
 DEFAULT_OUTBOX_BYTES = 4 * 1024 * 1024
-
-T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -50,16 +45,14 @@ class _Live:
     """None while the prompt is prepared."""
 
 
-class Frontend:
-    """Opens streams on an engine. Safe from any thread.
+class Frontend(BaseFrontend):
+    """Opens streams on an engine.
 
     ``defaults`` are the checkpoint's generation defaults (temperature, top_p, top_k and min_p; None where it says
-    nothing). ``clock`` is monotonic seconds, the engine's own. ``outbox_bytes`` bounds what may wait unread in
+    nothing). ``outbox_bytes`` bounds what may wait unread in
     each stream. Raises ConfigError where the defaults or the EOS ids cannot be served, UnsupportedModel where the
     tokenizer's decoder is not built.
     """
-
-    model: ServedModel
 
     def __init__(
         self,
@@ -75,12 +68,11 @@ class Frontend:
         workers: int = 2,
         outbox_bytes: int = DEFAULT_OUTBOX_BYTES,
     ) -> None:
-        self.model = model
+        super().__init__(model=model, clock=clock, workers=workers)
         self._engine = engine
         self._limits = engine.limits
         self._tokenizer = tokenizer
         self._metrics = metrics
-        self._clock = clock
         self._outbox_bytes = outbox_bytes
         self._preparer = Preparer(
             tokenizer=tokenizer,
@@ -92,13 +84,10 @@ class Frontend:
         )
         if tokenizer is not None:
             Detokenizer(tokenizer)  # An unknown decoder is found now, not by the first request.
-        self._workers = ThreadPoolExecutor(workers, thread_name_prefix="jserve-text")
         self._serial = itertools.count()
-        self._lock = threading.Lock()
         # By the caller's id.
         self._live: dict[str, _Live] = {}
         self._preparing = 0
-        self._refusal: str | None = None
 
     async def open(
         self,
@@ -145,11 +134,6 @@ class Frontend:
     def tokenize_sync(self, prompt: Prompt) -> list[int]:
         return list(self._preparer.prompt_ids(prompt))
 
-    def check_model(self, name: str) -> None:
-        """Raise NotFound unless the name is empty or the served one."""
-        if name and name != self.model.name:
-            raise NotFound(f"model {name!r} is not served here; served is {self.model.name!r}")
-
     @property
     def max_prompt_bytes(self) -> int:
         """No longer text can fit, so a door may refuse it before it copies it; 0 where there is no tokenizer."""
@@ -157,27 +141,15 @@ class Frontend:
 
     @property
     def live(self) -> int:
-        """Requests that are prepared, wait or run, and are not cancelled."""
         with self._lock:
             return len(self._live)
 
-    def refuse(self, words: str) -> None:
-        """From now on every new request is refused with Draining, in these words; live ones go on."""
-        with self._lock:
-            self._refusal = words
-
     def abort_all(self, words: str) -> None:
-        """End every live stream with Draining, in these words."""
         with self._lock:
             streams = [live.stream for live in self._live.values()]
         for stream in streams:
             if stream is not None:
                 stream.abort(Draining(words))
-
-    def close(self) -> None:
-        """Refuse new requests and stop the workers; live streams are the engine's to end."""
-        self.refuse("the server is shutting down; send the request elsewhere")
-        self._workers.shutdown()
 
     # Admission
 
@@ -234,14 +206,6 @@ class Frontend:
                 del self._live[live.request_id]
                 self._preparing -= live.stream is None
 
-    def _check_open(self) -> None:
-        if self._refusal is not None:
-            raise Draining(self._refusal)
-
-    def _check_deadline(self, deadline: float | None) -> None:
-        if deadline is not None and self._clock() >= deadline:
-            raise DeadlineExceeded("the request's deadline passed before it was started")
-
     # Preparing
 
     def _prepare(self, prompt: Prompt, params: SamplingParams) -> tuple[Prepared, list[ChoiceText]]:
@@ -257,15 +221,3 @@ class Frontend:
             for index in range(prepared.sampling.n)
         ]
         return prepared, choices
-
-    async def _on_worker(self, work: Callable[[], T]) -> T:
-        def run() -> T:
-            self._check_open()
-            return work()
-
-        try:
-            result = asyncio.get_running_loop().run_in_executor(self._workers, run)
-        except RuntimeError:  # The workers were shut down.
-            self._check_open()
-            raise
-        return await result

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from jserve.engine.contract import EngineStats, TokenEngine
+from jserve.engine.contract import EngineStats, Watched
 
 __all__ = ["Health", "Watchdog"]
 
@@ -37,7 +37,7 @@ class Watchdog:
 
     def __init__(
         self,
-        engine: TokenEngine,
+        engine: Watched,
         on_change: Callable[[Health], None],
         *,
         stall_s: float = 8.0,

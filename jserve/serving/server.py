@@ -15,9 +15,9 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
 from jserve.config import ServeConfig
-from jserve.engine.contract import TokenEngine
+from jserve.engine.contract import Watched
 from jserve.serving.address import check_addresses, door_address
-from jserve.serving.frontend import Frontend
+from jserve.serving.frontends import AnyFrontend
 from jserve.serving.health import Health, Watchdog
 from jserve.serving.loop import LoopThread
 
@@ -54,8 +54,8 @@ class Server:
     def __init__(
         self,
         config: ServeConfig,
-        frontend: Frontend,
-        engine: TokenEngine,
+        frontend: AnyFrontend,
+        engine: Watched,
         metrics: Metrics | None = None,
         *,
         stall_s: float = 8.0,

@@ -1,4 +1,4 @@
-"""A real server on a FakeEngine: real doors, no model. For tests of clients."""
+"""A real server on a FakeEngine or a FakeEncoder: real doors, no model. For tests of clients."""
 
 from __future__ import annotations
 
@@ -10,13 +10,22 @@ from typing import Any
 from jserve.config import ServeConfig
 from jserve.observe.metrics import Metrics
 from jserve.request import SamplingParams, ServedModel
+from jserve.serving.embed_frontend import EmbedFrontend
 from jserve.serving.frontend import DEFAULT_OUTBOX_BYTES, Frontend
 from jserve.serving.server import Addresses, Server
+from jserve.testing.fake_encoder import FakeEncoder
 from jserve.testing.fake_engine import FakeEngine
 from jserve.testing.tokenizer import CHAT_TEMPLATE, EOS_ID, ByteTokenizer
 from jserve.text.chat_template import ChatTemplate
 
-__all__ = ["FakeServer", "fake_frontend", "fake_server"]
+__all__ = [
+    "FakeEncoderServer",
+    "FakeServer",
+    "fake_embed_frontend",
+    "fake_encoder_server",
+    "fake_frontend",
+    "fake_server",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +41,53 @@ class FakeServer:
         if self.addresses.grpc is None:
             raise ValueError("this server has no gRPC door")
         return self.addresses.grpc
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeEncoderServer:
+    addresses: Addresses
+    server: Server
+    frontend: EmbedFrontend
+    engine: FakeEncoder
+
+
+def fake_embed_frontend(engine: FakeEncoder, *, metrics: Metrics | None = None) -> EmbedFrontend:
+    """A frontend with ByteTokenizer, serving the encoder "fake"."""
+    limits = engine.limits
+    return EmbedFrontend(
+        engine=engine,
+        tokenizer=ByteTokenizer(),
+        lowercase=False,
+        model=ServedModel(
+            name="fake",
+            family="fake",
+            dtype="float32",
+            mesh="1 device",
+            max_model_len=limits.max_model_len,
+            vocab_size=limits.vocab_size,
+            num_pages=0,
+            page_size=0,
+            has_chat_template=False,
+            kind="encoder",
+            dimensions=engine.dimensions,
+        ),
+        metrics=metrics,
+    )
+
+
+@contextmanager
+def fake_encoder_server(engine: FakeEncoder | None = None, **settings: Any) -> Iterator[FakeEncoderServer]:
+    """``fake_server`` of an encoder; all doors open."""
+    doors = dict.fromkeys(("grpc_address", "flight_address", "metrics_address"), "127.0.0.1:0")
+    config = ServeConfig(**(doors | settings))
+    with engine or FakeEncoder() as engine:
+        metrics = Metrics(model_name="fake", engine=engine)
+        frontend = fake_embed_frontend(engine, metrics=metrics)
+        try:
+            with Server(config, frontend, engine, metrics) as server:
+                yield FakeEncoderServer(addresses=server.start(), server=server, frontend=frontend, engine=engine)
+        finally:
+            frontend.close()
 
 
 def fake_frontend(

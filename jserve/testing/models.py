@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from jserve.models.bert import Bert, BertConfig
 from jserve.models.llama import Llama, LlamaConfig
 
-__all__ = ["TINY_LLAMA", "tiny_llama"]
+__all__ = ["TINY_BERT", "TINY_LLAMA", "tiny_bert", "tiny_llama"]
 
 TINY_LLAMA: dict[str, Any] = {
     "vocab_size": 256,
@@ -23,6 +24,26 @@ TINY_LLAMA: dict[str, Any] = {
     "max_position": 512,
 }
 """LlamaConfig's fields for ``tiny_llama``: bytes as tokens, two layers, grouped-query attention, untied."""
+
+
+TINY_BERT: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_layers": 2,
+    "num_heads": 4,
+    "max_position": 64,
+}
+"""BertConfig's fields for ``tiny_bert``."""
+
+
+def tiny_bert(
+    *, dtype: DTypeLike = jnp.float32, seed: int = 0, **overrides: Any
+) -> tuple[nnx.GraphDef[Any], dict[str, Any]]:
+    """A random BERT: its graph and its parameters as a pure dict. ``overrides`` are fields of BertConfig."""
+    config = BertConfig(**{**TINY_BERT, **overrides})
+    graphdef, state = nnx.split(Bert(config, dtype=dtype, rngs=nnx.Rngs(seed)))
+    return graphdef, nnx.to_pure_dict(state)
 
 
 def tiny_llama(

@@ -161,14 +161,12 @@ class TokenizeResponse(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., max_model_len: _Optional[int] = ...) -> None: ...
 
 class EmbedRequest(_message.Message):
-    __slots__ = ("request_id", "model", "texts")
-    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("model", "texts")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXTS_FIELD_NUMBER: _ClassVar[int]
-    request_id: str
     model: str
     texts: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., texts: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Embedding(_message.Message):
     __slots__ = ("values", "prompt_tokens", "truncated")
@@ -191,7 +189,7 @@ class ListModelsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "family", "dtype", "mesh", "max_model_len", "vocab_size", "num_pages", "page_size", "has_chat_template")
+    __slots__ = ("name", "family", "dtype", "mesh", "max_model_len", "vocab_size", "num_pages", "page_size", "has_chat_template", "kind", "dimensions")
     NAME_FIELD_NUMBER: _ClassVar[int]
     FAMILY_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -201,6 +199,8 @@ class ModelInfo(_message.Message):
     NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
     name: str
     family: str
     dtype: str
@@ -210,7 +210,9 @@ class ModelInfo(_message.Message):
     num_pages: int
     page_size: int
     has_chat_template: bool
-    def __init__(self, name: _Optional[str] = ..., family: _Optional[str] = ..., dtype: _Optional[str] = ..., mesh: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., page_size: _Optional[int] = ..., has_chat_template: _Optional[bool] = ...) -> None: ...
+    kind: str
+    dimensions: int
+    def __init__(self, name: _Optional[str] = ..., family: _Optional[str] = ..., dtype: _Optional[str] = ..., mesh: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., page_size: _Optional[int] = ..., has_chat_template: _Optional[bool] = ..., kind: _Optional[str] = ..., dimensions: _Optional[int] = ...) -> None: ...
 
 class ListModelsResponse(_message.Message):
     __slots__ = ("models",)

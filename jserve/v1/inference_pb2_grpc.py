@@ -87,7 +87,9 @@ class InferenceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Embed(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Texts in, one vector a text out, in their order; the call fails with the first text that does. A text that is
+        longer than the model reads is cut off, and says so. Encoders only; they refuse Generate and GenerateStream.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

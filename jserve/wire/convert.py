@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
 
 from jserve.errors import InvalidRequest, PromptTooLong
@@ -19,6 +20,8 @@ from jserve.request import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKENS,
     Delta,
+    Embedding,
+    Embeddings,
     FinishReason,
     Prompt,
     SamplingParams,
@@ -33,6 +36,9 @@ __all__ = [
     "MAX_RESPONSE_BYTES",
     "delta_from_proto",
     "delta_to_proto",
+    "embed_request",
+    "embeddings_from_proto",
+    "embeddings_to_proto",
     "generate_request",
     "model_from_proto",
     "model_to_proto",
@@ -235,6 +241,35 @@ def delta_from_proto(response: pb.GenerateResponse) -> Delta:
         timings=Timings(queue=timings.queue, ttft=timings.ttft, total=timings.total)
         if response.HasField("timings")
         else None,
+    )
+
+
+def embed_request(texts: Sequence[str], *, model: str) -> pb.EmbedRequest:
+    """Texts in wire form; InvalidRequest for a lone one, and for what is no text."""
+    if isinstance(texts, str):
+        raise InvalidRequest("texts is one text; give a list of them")  # not its characters
+    with _refused("the texts cannot be sent"):
+        return pb.EmbedRequest(model=model, texts=texts)
+
+
+def embeddings_to_proto(embeddings: Sequence[Embedding]) -> pb.EmbedResponse:
+    response = pb.EmbedResponse()
+    for embedding in embeddings:
+        response.embeddings.add(
+            values=embedding.values.tolist(), prompt_tokens=embedding.prompt_tokens, truncated=embedding.truncated
+        )
+    return response
+
+
+def embeddings_from_proto(response: pb.EmbedResponse) -> Embeddings:
+    """[0, 0] where there are no texts."""
+    found = response.embeddings
+    return Embeddings(
+        values=np.array([entry.values for entry in found], np.float32).reshape(len(found), -1)
+        if found
+        else np.zeros((0, 0), np.float32),
+        prompt_tokens=tuple(entry.prompt_tokens for entry in found),
+        truncated=tuple(entry.truncated for entry in found),
     )
 
 

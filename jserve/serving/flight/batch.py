@@ -19,7 +19,7 @@ from jserve.request import Prompt, SamplingParams
 from jserve.serving.flight.schema import Column, Columns, is_null
 from jserve.wire.columns import PROMPT_COLUMNS, SAMPLING_COLUMNS
 
-__all__ = ["Row", "Rows", "sampling_from_json"]
+__all__ = ["PromptRow", "PromptRows", "sampling_from_json"]
 
 _ROW_BYTES = 1024
 """What a waiting row costs in memory besides its prompt, rounded up."""
@@ -29,7 +29,7 @@ _ID_BYTES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class PromptRow:
     """One prompt of a call, or what is wrong with it."""
 
     number: int
@@ -52,7 +52,7 @@ def _turn_size(turn: Mapping[str, str]) -> int:
     return _ROW_BYTES + 4 * sum(map(len, turn.values()))
 
 
-class Rows:
+class PromptRows:
     """Turns one call's batches into rows. ``defaults`` stand for what a row leaves out."""
 
     def __init__(self, columns: Columns, *, defaults: SamplingParams) -> None:
@@ -65,14 +65,14 @@ class Rows:
         self._defaults = defaults
         self._count = 0
 
-    def of(self, batch: pa.RecordBatch) -> Iterator[Row]:
+    def of(self, batch: pa.RecordBatch) -> Iterator[PromptRow]:
         """The batch's rows, each converted when it is asked for."""
         arrays = batch.columns
         for at in range(batch.num_rows):
             number, self._count = self._count, self._count + 1
             yield self._row(arrays, at, number)
 
-    def _row(self, arrays: list[pa.Array], at: int, number: int) -> Row:
+    def _row(self, arrays: list[pa.Array], at: int, number: int) -> PromptRow:
         row_id = str(number)
         try:
             row_id = self._cell(self._id, arrays, at) or row_id if self._id else row_id
@@ -84,8 +84,8 @@ class Rows:
                     given[place[1].name] = value
             params = dataclasses.replace(self._defaults, **given) if given else self._defaults
         except RequestError as error:
-            return Row(number=number, id=row_id, error=error)
-        return Row(number=number, id=row_id, prompt=prompt, params=params)
+            return PromptRow(number=number, id=row_id, error=error)
+        return PromptRow(number=number, id=row_id, prompt=prompt, params=params)
 
     def _prompt(self, arrays: list[pa.Array], at: int) -> Prompt:
         given = [place for place in self._prompts if not is_null(arrays[place[0]][at])]

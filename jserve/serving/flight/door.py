@@ -16,7 +16,7 @@ from jserve.serving.flight.errors import abort
 from jserve.serving.flight.limits import FlightLimits
 from jserve.serving.flight.results import ResultStore
 from jserve.serving.flight.service import FlightService
-from jserve.serving.frontend import Frontend
+from jserve.serving.frontends import AnyFrontend
 from jserve.serving.loop import LoopThread
 
 __all__ = ["FlightDoor"]
@@ -36,7 +36,7 @@ class FlightDoor(Door):
 
     def __init__(
         self,
-        frontend: Frontend,
+        frontend: AnyFrontend,
         config: ServeConfig,
         *,
         loop: LoopThread,

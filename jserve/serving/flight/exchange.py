@@ -1,6 +1,6 @@
-"""One DoExchange: prompts in, rows of deltas out, both at the same time.
+"""One DoExchange: rows in, rows of what is made of them out, both at the same time.
 
-    messages -> read -> waiting rows -> RowRunner -> outbox -> write
+    messages -> read -> waiting rows -> Runner -> outbox -> write
                         (bounded)                    (bounded)
 
 A client may write many batches before it reads any: they wait as rows. When those are full it is held up; when
@@ -16,15 +16,13 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 from jserve.errors import RequestError, SlowReader
-from jserve.request import Delta
 from jserve.serving.calls import Place
 from jserve.serving.flight import outgoing
-from jserve.serving.flight.batch import Row, Rows
-from jserve.serving.flight.command import Generate
+from jserve.serving.flight.command import Command
 from jserve.serving.flight.intake import Intake
 from jserve.serving.flight.limits import FlightLimits
 from jserve.serving.flight.queue import BoundedQueue
-from jserve.serving.flight.rows import RowRunner
+from jserve.serving.flight.verb import Row, Runner, Verb
 
 __all__ = ["Exchange", "Write"]
 
@@ -39,8 +37,9 @@ _ROWS_A_TURN = 64
 class Exchange:
     def __init__(
         self,
+        verb: Verb,
         intake: Intake,
-        runner: RowRunner,
+        runner: Runner,
         write: Write,
         *,
         call_id: str,
@@ -48,6 +47,8 @@ class Exchange:
         limits: FlightLimits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._verb = verb
+        self._output = verb.output
         self._intake = intake
         self._runner = runner
         self._write_message = write
@@ -58,7 +59,7 @@ class Exchange:
         self._waiting: BoundedQueue[Row] = BoundedQueue(
             max_bytes=limits.waiting_bytes, max_items=limits.waiting_rows, clock=clock
         )
-        self._outbox: BoundedQueue[tuple[str, Delta]] = BoundedQueue(
+        self._outbox: BoundedQueue[tuple[str, Any]] = BoundedQueue(
             max_bytes=limits.outbox_bytes, max_items=_OUTBOX_ROWS, clock=clock
         )
         self._pending: asyncio.Future[None] | None = None
@@ -67,13 +68,13 @@ class Exchange:
         self._ignored: tuple[str, ...] = ()
         self._refusal: RequestError | None = None
 
-    async def run(self, command: Generate) -> None:
-        """Until the client has ended its input and has every row's last delta.
+    async def run(self, command: Command) -> None:
+        """Until the client has ended its input and has every row's last item.
 
         Raises what ends the call early, as an ExceptionGroup. Leaving it cancels every row.
         """
         # At once, not with the first row: a client may read the schema before it writes anything.
-        await self._write_message(outgoing.schema_bytes())
+        await self._write_message(outgoing.schema_bytes(self._output.schema))
         self._runner.on_idle(self._note_rest)
         self._note_rest()
         try:
@@ -91,11 +92,11 @@ class Exchange:
                 self._pending.cancel()
                 await asyncio.gather(self._pending, return_exceptions=True)
 
-    async def _read(self, command: Generate) -> None:
-        columns = await self._intake.columns()
+    async def _read(self, command: Command) -> None:
+        columns = await self._intake.columns(self._verb.columns)
         if columns is not None:
             self._ignored = columns.ignored
-            rows = Rows(columns, defaults=command.defaults)
+            rows = self._verb.rows(columns, command)
             async for received in self._intake.batches():
                 for row in rows.of(received.batch):
                     self._place.resting = False
@@ -118,11 +119,12 @@ class Exchange:
             for row in taken:
                 yield row
 
-    async def _sink(self, row: Row, deltas: Sequence[Delta]) -> None:
-        for delta in deltas:
-            for piece in outgoing.pieces(row.id, delta, self._limits.output_bytes):
-                weight = outgoing.message_bytes(row.id, piece)
-                await self._outbox.put((row.id, piece), outgoing.held_bytes(piece), weight=weight)
+    async def _sink(self, row: Row, items: Sequence[Any]) -> None:
+        output = self._output
+        for item in items:
+            for piece in output.pieces(row.id, item, self._limits.output_bytes):
+                weight = output.message_bytes(row.id, piece)
+                await self._outbox.put((row.id, piece), output.held_bytes(piece), weight=weight)
 
     async def _write(self) -> None:
         """All rows that are there in one batch, as often as the client takes one."""
@@ -130,7 +132,9 @@ class Exchange:
         while rows := await self._outbox.take(self._limits.output_bytes):
             if metadata and self._ignored:
                 metadata["ignored_columns"] = [name[:80] for name in self._ignored[:32]]
-            message = outgoing.rows_message(rows, metadata=json.dumps(metadata).encode() if metadata else b"")
+            message = outgoing.rows_message(
+                self._output, rows, metadata=json.dumps(metadata).encode() if metadata else b""
+            )
             self._pending = asyncio.ensure_future(self._write_message(message))
             await asyncio.shield(self._pending)
             metadata = {}

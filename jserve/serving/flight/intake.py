@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from jserve.errors import InvalidRequest, MessageTooLarge
 from jserve.serving.flight.limits import FlightLimits
-from jserve.serving.flight.schema import CellLimits, Columns, read_schema
+from jserve.serving.flight.schema import Columns
 from jserve.wire.flight import FlightData
 from jserve.wire.ipc import BatchReader
 
@@ -35,10 +35,9 @@ class Intake:
     the call. Use it as a context manager.
     """
 
-    def __init__(self, messages: AsyncIterator[bytes], *, limits: FlightLimits, cells: CellLimits) -> None:
+    def __init__(self, messages: AsyncIterator[bytes], *, limits: FlightLimits) -> None:
         self._messages = messages
         self._limits = limits
-        self._cells = cells
         self._reader = BatchReader(max_rows=limits.batch_rows, max_dictionary_bytes=limits.dictionary_bytes)
         self._first: FlightData | None = None
         self._reading: asyncio.Future[bytes | None] | None = None
@@ -59,8 +58,8 @@ class Intake:
         self._first, _ = await self._next() or (FlightData(), 0)
         return self._first.descriptor
 
-    async def columns(self) -> Columns | None:
-        """The schema's columns that the door knows; None where the client ended without a schema.
+    async def columns(self, read: Callable[[pa.Schema], Columns]) -> Columns | None:
+        """The schema's columns that ``read`` knows; None where the client ended without a schema.
 
         Messages with metadata only may come before.
         """
@@ -72,7 +71,9 @@ class Intake:
         if message is None:
             return None
         schema = self._reader.schema(message)
-        columns = read_schema(schema, limits=self._cells, max_columns=self._limits.columns)
+        if len(schema) > self._limits.columns:
+            raise InvalidRequest(f"the schema has {len(schema)} columns; at most {self._limits.columns} are allowed")
+        columns = read(schema)
         self._reader.open(message, columns.indices)
         return columns
 

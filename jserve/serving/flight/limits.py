@@ -20,7 +20,9 @@ class FlightLimits:
     message_bytes: int
     """Largest message, and largest uploaded table."""
     rows_in_flight: int
-    """Rows that the engine has at once."""
+    """Rows that the engine has at once, where it generates."""
+    texts_in_flight: int
+    """Rows that are begun and not delivered, where it embeds."""
 
     batch_rows: int = 65_536
     """Most rows of one incoming batch."""
@@ -59,4 +61,6 @@ class FlightLimits:
             message_bytes=config.max_message_mb * MIB,
             # Twice what can run, so that a slot that falls free finds its next row already tokenized and waiting.
             rows_in_flight=min(2 * config.max_num_seqs, config.max_queue),
+            # Two groups run, and others are tokenized meanwhile.
+            texts_in_flight=max(256, 8 * config.max_num_seqs),
         )

@@ -14,14 +14,14 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
 
 from jserve.errors import Cancelled, Draining, JserveError, QueueFull, RequestError
 from jserve.request import Delta, FinishReason, Timings, Usage
-from jserve.serving.flight.batch import Row
+from jserve.serving.flight.batch import PromptRow
 from jserve.serving.frontend import Frontend
 from jserve.serving.incident import public
 from jserve.serving.stream import Stream
 
 __all__ = ["RowRunner", "Sink"]
 
-Sink = Callable[[Row, Sequence[Delta]], Awaitable[None]]
+Sink = Callable[[PromptRow, Sequence[Delta]], Awaitable[None]]
 """Takes a row's deltas as they are made; while it waits the row's stream is not read."""
 
 _RETRY_S = (0.05, 1.0)
@@ -29,7 +29,9 @@ _RETRY_S = (0.05, 1.0)
 
 
 class RowRunner:
-    """``call_id`` makes the rows' request ids: ``<call_id>-<row>``. ``deadline`` is in monotonic seconds.
+    """Implements ``jserve.serving.flight.verb.Runner``.
+
+    ``call_id`` makes the rows' request ids: ``<call_id>-<row>``. ``deadline`` is in monotonic seconds.
 
     ``patient``: wait for a full queue from the first row on.
     """
@@ -60,10 +62,10 @@ class RowRunner:
         """Call this whenever the last row that runs has ended."""
         self._on_idle = callback
 
-    def request_id(self, row: Row) -> str:
+    def request_id(self, row: PromptRow) -> str:
         return f"{self._call_id}-{row.number}"
 
-    async def run(self, rows: AsyncIterable[Row], sink: Sink) -> None:
+    async def run(self, rows: AsyncIterable[PromptRow], sink: Sink) -> None:
         """Until every row has had its last delta. Leaving it early cancels what runs.
 
         Raises QueueFull where not even the first row found room, and Draining where the server shuts down before
@@ -109,10 +111,10 @@ class RowRunner:
             return True
         return False
 
-    def _is_cancelled(self, row: Row) -> bool:
+    def _is_cancelled(self, row: PromptRow) -> bool:
         return self._cancelled or row.number == self._unwanted
 
-    async def _open(self, row: Row) -> Stream | JserveError:
+    async def _open(self, row: PromptRow) -> Stream | JserveError:
         """The row's stream, or why it has none. Raises QueueFull and Draining, which are the call's."""
         if row.error is not None:
             return row.error
@@ -142,7 +144,7 @@ class RowRunner:
             pause = min(2 * pause, longest)
         return Cancelled("the request was cancelled")
 
-    async def _pump(self, row: Row, stream: Stream, sink: Sink) -> None:
+    async def _pump(self, row: PromptRow, stream: Stream, sink: Sink) -> None:
         try:
             async for deltas in stream:
                 await sink(row, deltas)
@@ -154,7 +156,7 @@ class RowRunner:
                 self._on_idle()
 
 
-def _failed(row: Row, error: JserveError) -> Delta:
+def _failed(row: PromptRow, error: JserveError) -> Delta:
     """The one and last delta of a row that never ran."""
     return Delta(
         request_id=row.id,

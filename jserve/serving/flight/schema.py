@@ -12,12 +12,12 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import types
 
-from jserve.errors import InvalidRequest, PromptTooLong, Unsupported
+from jserve.errors import InvalidRequest, MessageTooLarge, PromptTooLong, Unsupported
 from jserve.request import MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKENS
 from jserve.serving.limits import MAX_MESSAGES
 from jserve.wire.columns import PROMPT_COLUMNS, SAMPLING_COLUMNS
 
-__all__ = ["CellLimits", "Column", "Columns", "is_null", "read_schema"]
+__all__ = ["CellLimits", "Column", "Columns", "is_null", "read_schema", "read_text_schema"]
 
 _ID_BYTES = 128
 """Longest id of a row."""
@@ -52,29 +52,41 @@ class Columns:
         return sorted(column.index for column in self.known.values())
 
 
-def read_schema(schema: pa.Schema, *, limits: CellLimits, max_columns: int) -> Columns:
-    """Find the columns that the door knows.
+def read_schema(schema: pa.Schema, *, limits: CellLimits) -> Columns:
+    """The columns of prompts to generate from.
 
     Raises InvalidRequest where none holds prompts or a name stands twice, Unsupported where a known column has a
     type that is not allowed.
     """
-    if len(schema) > max_columns:
-        raise InvalidRequest(f"the schema has {len(schema)} columns; at most {max_columns} are allowed")
+    columns = _known_columns(schema, _READERS, limits)
+    if not any(name in columns.known for name in PROMPT_COLUMNS):
+        raise InvalidRequest(
+            f"no column holds prompts; send one of {', '.join(PROMPT_COLUMNS)} (got {_names(schema.names)})"
+        )
+    return columns
+
+
+def read_text_schema(schema: pa.Schema, *, max_bytes: int) -> Columns:
+    """The columns of texts to embed: ``text``, and perhaps ``id``. ``max_bytes``: of a text. Raises as read_schema."""
+    readers: dict[str, Reader] = {"id": _id, "text": _text}
+    columns = _known_columns(schema, readers, CellLimits(prompt_tokens=0, prompt_bytes=max_bytes))
+    if "text" not in schema.names:
+        raise InvalidRequest(f"no column holds texts; send one called text (got {_names(schema.names)})")
+    return columns
+
+
+def _known_columns(schema: pa.Schema, readers: Mapping[str, Reader], limits: CellLimits) -> Columns:
     known: dict[str, Column] = {}
     ignored = []
     for index, field in enumerate(schema):
-        if field.name not in _READERS:
+        if field.name not in readers:
             ignored.append(field.name)
         elif schema.names.count(field.name) > 1:
             raise InvalidRequest(f"the schema has two columns {field.name}; keep one")
         else:
-            value = _READERS[field.name](field.name, field.type, limits)
+            value = readers[field.name](field.name, field.type, limits)
             if value is not None:
                 known[field.name] = Column(name=field.name, index=index, value=value)
-    if not any(name in known for name in PROMPT_COLUMNS):
-        raise InvalidRequest(
-            f"no column holds prompts; send one of {', '.join(PROMPT_COLUMNS)} (got {_names(schema.names)})"
-        )
     return Columns(known=known, ignored=tuple(ignored))
 
 
@@ -127,6 +139,21 @@ def _prompt(name: str, kind: pa.DataType, limits: CellLimits) -> Value | None:
                 f"the prompt has {size} bytes; the limit of {limits.prompt_tokens} tokens holds at most "
                 f"{limits.prompt_bytes}"
             )
+        return str(cell.as_py())
+
+    return value
+
+
+def _text(name: str, kind: pa.DataType, limits: CellLimits) -> Value | None:
+    if types.is_null(kind):
+        return None
+    if not _is_text(kind):
+        raise _wrong(name, kind, "string, large_string, string_view, or a dictionary of them")
+
+    def value(cell: pa.Scalar) -> str:
+        size = _text_size(cell)
+        if size > limits.prompt_bytes:
+            raise MessageTooLarge(f"the text has {size} bytes; at most {limits.prompt_bytes} are taken")
         return str(cell.as_py())
 
     return value

@@ -1,7 +1,7 @@
 """Flight's RPCs on asyncio.
 
-    DoExchange    prompts in, rows of deltas out            exchange.py
-    DoPut         a table of prompts in, a ticket out       table.py, results.py
+    DoExchange    rows in, rows of what is made of them out exchange.py
+    DoPut         a table of rows in, a ticket out          table.py, results.py
     DoGet         a ticket in, the table of results out
     ListFlights, GetFlightInfo, GetSchema                   what is served
     DoAction, ListActions                                   actions.py
@@ -25,21 +25,21 @@ from pyarrow import flight
 
 from jserve.errors import DeadlineExceeded, InvalidRequest, MessageTooLarge
 from jserve.serving.calls import Calls, Place, deadline_of
+from jserve.serving.embed_frontend import EmbedFrontend
 from jserve.serving.flight import outgoing
 from jserve.serving.flight.actions import Actions
-from jserve.serving.flight.batch import Rows
-from jserve.serving.flight.command import Generate, read_descriptor, read_table, read_ticket, ticket_of
+from jserve.serving.flight.command import Command, read_descriptor, read_table, read_ticket, ticket_of
+from jserve.serving.flight.embed import EmbedVerb
 from jserve.serving.flight.errors import abort
 from jserve.serving.flight.exchange import Exchange
-from jserve.serving.flight.info import generate_info, table_info
+from jserve.serving.flight.generate import GenerateVerb
+from jserve.serving.flight.info import table_info
 from jserve.serving.flight.intake import Intake, Received
 from jserve.serving.flight.limits import FlightLimits
 from jserve.serving.flight.results import ResultStore
-from jserve.serving.flight.rows import RowRunner
-from jserve.serving.flight.schema import CellLimits
 from jserve.serving.flight.table import Table
-from jserve.serving.frontend import Frontend
-from jserve.wire.columns import OUTPUT
+from jserve.serving.flight.verb import Runner, Verb
+from jserve.serving.frontends import AnyFrontend
 from jserve.wire.flight import FLIGHT_SERVICE, put_result
 
 __all__ = ["FlightService"]
@@ -55,23 +55,20 @@ class FlightService(grpc.GenericRpcHandler):
 
     def __init__(
         self,
-        frontend: Frontend,
+        frontend: AnyFrontend,
         calls: Calls,
         store: ResultStore,
         *,
         limits: FlightLimits,
         health: Callable[[], str],
     ) -> None:
-        self._frontend = frontend
         self._calls = calls
         self._store = store
         self._limits = limits
-        self._cells = CellLimits(
-            prompt_tokens=frontend.model.max_model_len,
-            # 0 where there is no tokenizer: what the frontend says of that is better than a length.
-            prompt_bytes=frontend.max_prompt_bytes or limits.message_bytes,
+        self._verb: Verb = (
+            EmbedVerb(frontend, limits) if isinstance(frontend, EmbedFrontend) else GenerateVerb(frontend, limits)
         )
-        self._runners: dict[str, RowRunner] = {}
+        self._runners: dict[str, Runner] = {}
         self._actions = Actions(frontend, store, self._runners, health=health)
         self._handlers = {
             f"/{FLIGHT_SERVICE}/{name}": handler
@@ -98,8 +95,10 @@ class FlightService(grpc.GenericRpcHandler):
                 descriptor = await intake.descriptor()
             command = self._command(descriptor)
             call_id = _call_id()
-            runner = self._runner(command, call_id, deadline=deadline_of(context), patient=False)
-            exchange = Exchange(intake, runner, context.write, call_id=call_id, place=place, limits=self._limits)
+            runner = self._verb.runner(command, call_id, deadline=deadline_of(context), patient=False)
+            exchange = Exchange(
+                self._verb, intake, runner, context.write, call_id=call_id, place=place, limits=self._limits
+            )
             self._runners[call_id] = runner
             try:
                 await exchange.run(command)
@@ -112,14 +111,13 @@ class FlightService(grpc.GenericRpcHandler):
         async with self._calls.place(context) as place, self._intake(messages) as intake:
             with _resting(place):
                 command = self._command(await intake.descriptor())
-                columns = await intake.columns()
+                columns = await intake.columns(self._verb.columns)
             if columns is None:
-                raise InvalidRequest("the upload ended before its schema; send a table of prompts")
-            runner = self._runner(command, _call_id(), deadline=None, patient=True)
-            rows = Rows(columns, defaults=command.defaults)
+                raise InvalidRequest("the upload ended before its schema; send a table")
             table = Table(
-                runner,
-                rows,
+                self._verb.runner(command, _call_id(), deadline=None, patient=True),
+                self._verb.rows(columns, command),
+                self._verb.output,
                 window_bytes=self._limits.table_window_bytes,
                 budget=self._store.budget,
                 clock=time.monotonic,
@@ -167,47 +165,37 @@ class FlightService(grpc.GenericRpcHandler):
             why = "was used: its results were fetched, in whole or in part, and are given out once"
             rest = partial(setattr, place, "resting")
             try:
-                await context.write(outgoing.schema_bytes())
+                await context.write(outgoing.schema_bytes(table.schema))
                 async for rows in table.results(max_bytes=self._limits.output_bytes, on_starved=rest):
                     # On a worker thread, for one prompt's results may be far larger than a batch of others.
-                    await context.write(await asyncio.to_thread(outgoing.rows_message, rows))
+                    await context.write(await asyncio.to_thread(outgoing.rows_message, self._verb.output, rows))
             finally:
                 await self._store.drop(token, why)
 
     def _intake(self, messages: AsyncIterator[bytes]) -> Intake:
-        return Intake(messages, limits=self._limits, cells=self._cells)
+        return Intake(messages, limits=self._limits)
 
-    def _command(self, descriptor: bytes) -> Generate:
+    def _command(self, descriptor: bytes) -> Command:
         command = read_descriptor(descriptor)
-        self._frontend.check_model(command.model)
+        self._verb.check(command)
         return command
-
-    def _runner(self, command: Generate, call_id: str, *, deadline: float | None, patient: bool) -> RowRunner:
-        return RowRunner(
-            self._frontend,
-            call_id=call_id,
-            model=command.model,
-            width=self._limits.rows_in_flight,
-            deadline=deadline,
-            patient=patient,
-        )
 
     # What is served
 
     async def _list_flights(self, criteria: bytes) -> AsyncIterator[bytes]:
-        yield _serialized(generate_info(self._frontend.model))
+        yield _serialized(self._verb.info())
 
     async def _get_flight_info(self, descriptor: bytes) -> bytes:
         token = read_table(descriptor)
         if token is not None:
             return _serialized(table_info(token, self._store.find(token)))
         self._command(descriptor)
-        return _serialized(generate_info(self._frontend.model))
+        return _serialized(self._verb.info())
 
     async def _get_schema(self, descriptor: bytes) -> bytes:
         if read_table(descriptor) is None:
             self._command(descriptor)
-        return _serialized(flight.SchemaResult(OUTPUT))
+        return _serialized(flight.SchemaResult(self._verb.output.schema))
 
     # Calls that only answer
 

@@ -1,6 +1,6 @@
 """An uploaded table of prompts on its way to a table of results.
 
-    DoPut -> batches -> RowRunner -> finished rows -> DoGet, in the order of the prompts
+    DoPut -> batches -> Runner -> finished rows -> DoGet, in the order of the prompts
 
 It is computed in the background, from the first batch on. When as many results are held as the table's window
 allows, or all tables together may, it begins no more rows until some are fetched. The row that a fetch waits for is
@@ -10,58 +10,61 @@ never held up by that.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 
 from jserve.errors import JserveError
-from jserve.request import Delta, TokenLogprob
-from jserve.serving.flight import outgoing
-from jserve.serving.flight.batch import Row, Rows
 from jserve.serving.flight.budget import ResultsBudget
-from jserve.serving.flight.rows import RowRunner
+from jserve.serving.flight.verb import Output, Parts, Row, Rows, Runner
 from jserve.serving.incident import public
-from jserve.serving.outbox import token_bytes
 
 __all__ = ["Table"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Result:
-    """A prompt's finished choices."""
+    """A prompt's results."""
 
-    rows: list[tuple[str, Delta]]
+    rows: list[tuple[str, Any]]
     size: int
     """Bytes in a message."""
     held: int
     """Bytes in memory."""
 
     @classmethod
-    def of(cls, rows: list[tuple[str, Delta]]) -> _Result:
-        size = sum(outgoing.message_bytes(row_id, delta) for row_id, delta in rows)
-        return cls(rows=rows, size=size, held=sum(outgoing.held_bytes(delta) for _, delta in rows))
+    def of(cls, rows: list[tuple[str, Any]], output: Output[Any]) -> _Result:
+        size = sum(output.message_bytes(row_id, item) for row_id, item in rows)
+        return cls(rows=rows, size=size, held=sum(output.held_bytes(item) for _, item in rows))
 
 
 class Table:
     """Belongs to its event loop. ``touched_at`` is when something last happened to it, in monotonic seconds."""
 
     def __init__(
-        self, runner: RowRunner, rows: Rows, *, window_bytes: int, budget: ResultsBudget, clock: Callable[[], float]
+        self,
+        runner: Runner,
+        rows: Rows,
+        output: Output[Any],
+        *,
+        window_bytes: int,
+        budget: ResultsBudget,
+        clock: Callable[[], float],
     ) -> None:
         self._runner = runner
         self._rows = rows
+        self._output = output
         self._window_bytes = window_bytes
         self._budget = budget
         self._clock = clock
         self._changed = asyncio.Condition()
         self._batches: deque[tuple[pa.RecordBatch, int]] = deque()
         self._uploading = True
-        self._parts: dict[int, _Parts] = {}
+        self._parts: dict[int, Parts[Any]] = {}
         self._results: dict[int, _Result] = {}
         self._held_bytes = 0
         """Of results, and of parts of them, in memory."""
@@ -78,6 +81,11 @@ class Table:
         """Messages kept for rows that have not begun."""
         self.total_rows = 0
         """Rows uploaded so far."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the results."""
+        return self._output.schema
 
     @property
     def uploading(self) -> bool:
@@ -113,8 +121,10 @@ class Table:
         await self._hold(-self._held_bytes)
         await self._touch()
 
-    async def results(self, max_bytes: int, *, on_starved: Callable[[bool], None]) -> AsyncIterator[outgoing.Rows]:
-        """Each prompt's choices, in the order of the prompts, as soon as they and all before them are done.
+    async def results(
+        self, max_bytes: int, *, on_starved: Callable[[bool], None]
+    ) -> AsyncIterator[list[tuple[str, Any]]]:
+        """Each prompt's results, in the order of the prompts, as soon as they and all before them are done.
 
         Each item is what is ready, of at most ``max_bytes`` or one prompt. ``on_starved`` hears whether the fetch
         waits for nothing but more of the upload. Raises what ended the computing early, after the results before it.
@@ -122,7 +132,7 @@ class Table:
         while True:
             async with self._changed:
                 await self._changed.wait_for(partial(self._is_next_done, on_starved))
-                ready: list[tuple[str, Delta]] = []
+                ready: list[tuple[str, Any]] = []
                 size = held = 0
                 while (result := self._results.get(self._fetched)) is not None:
                     if ready and size + result.size > max_bytes:
@@ -169,16 +179,18 @@ class Table:
             return False
         return self._held_bytes < self._window_bytes
 
-    async def _take(self, row: Row, deltas: Sequence[Delta]) -> None:
-        parts = self._parts.setdefault(row.number, _Parts(row.id))
+    async def _take(self, row: Row, items: Sequence[Any]) -> None:
+        parts = self._parts.get(row.number)
+        if parts is None:
+            parts = self._parts[row.number] = self._output.parts(row.id)
         before = parts.held
-        for delta in deltas:
-            parts.add(delta)
+        for item in items:
+            parts.add(item)
         if not parts.whole:
             await self._hold(parts.held - before)
             return
         del self._parts[row.number]
-        result = self._results[row.number] = _Result.of(parts.joined())
+        result = self._results[row.number] = _Result.of(parts.joined(), self._output)
         await self._hold(result.held - before)
         await self._touch()
 
@@ -194,60 +206,3 @@ class Table:
     async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
-
-
-class _Parts:
-    """What came of one prompt so far, choice by choice."""
-
-    def __init__(self, row_id: str) -> None:
-        self._id = row_id
-        self._choices: dict[int, _Choice] = {}
-        self._last: Delta | None = None
-        self.held = 0
-        """Bytes in memory."""
-
-    @property
-    def whole(self) -> bool:
-        return self._last is not None
-
-    def add(self, delta: Delta) -> None:
-        self._choices.setdefault(delta.index, _Choice()).add(delta)
-        self.held += token_bytes(delta) + sys.getsizeof(delta.text)
-        if delta.usage is not None:
-            self._last = delta
-
-    def joined(self) -> list[tuple[str, Delta]]:
-        """One delta a choice; usage and timings, which are the prompt's, on the first."""
-        whole = [self._choices[index].joined() for index in sorted(self._choices)]
-        if self._last is not None:
-            whole[0] = dataclasses.replace(whole[0], usage=self._last.usage, timings=self._last.timings)
-        return [(self._id, delta) for delta in whole]
-
-
-class _Choice:
-    """One choice's deltas. Taken apart at once, for a delta with one token is mostly something else."""
-
-    def __init__(self) -> None:
-        self._token_ids: list[int] = []
-        self._text: list[str] = []
-        self._logprobs: list[TokenLogprob] | None = None
-        self._last = Delta(request_id="", index=0)
-
-    def add(self, delta: Delta) -> None:
-        self._token_ids += delta.token_ids
-        self._text.append(delta.text)
-        if delta.logprobs is not None:
-            if self._logprobs is None:
-                self._logprobs = []
-            self._logprobs += delta.logprobs
-        self._last = delta
-
-    def joined(self) -> Delta:
-        return dataclasses.replace(
-            self._last,
-            token_ids=tuple(self._token_ids),
-            text="".join(self._text),
-            logprobs=None if self._logprobs is None else tuple(self._logprobs),
-            usage=None,
-            timings=None,
-        )

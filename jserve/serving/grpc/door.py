@@ -10,7 +10,7 @@ from jserve.address import Address
 from jserve.config import ServeConfig
 from jserve.serving.calls import Calls
 from jserve.serving.door import Door, server_options
-from jserve.serving.frontend import Frontend
+from jserve.serving.frontends import AnyFrontend
 from jserve.serving.grpc.decoding import DecodingInterceptor
 from jserve.serving.grpc.health import HealthServicer
 from jserve.serving.grpc.servicer import InferenceServicer
@@ -31,7 +31,7 @@ class GrpcDoor(Door):
     ``set_serving`` as often as the health changes, between ``start`` and ``stop``. Health is NOT_SERVING until told.
     """
 
-    def __init__(self, frontend: Frontend, config: ServeConfig, *, loop: LoopThread) -> None:
+    def __init__(self, frontend: AnyFrontend, config: ServeConfig, *, loop: LoopThread) -> None:
         calls = Calls(config.max_streams, abort=abort)
         super().__init__(frontend, config, setting="grpc_address", calls=calls, loop=loop)
         self._max_message_bytes = config.max_message_mb << 20

@@ -7,12 +7,13 @@ from typing import Any
 
 import grpc
 
-from jserve.errors import MessageTooLarge, Unsupported
+from jserve.errors import MessageTooLarge
 from jserve.serving.calls import Calls, deadline_of
-from jserve.serving.frontend import Frontend
+from jserve.serving.embed_frontend import EmbedFrontend
+from jserve.serving.frontends import AnyFrontend, need_embedder, need_generator
+from jserve.serving.grpc.embed import answer
 from jserve.serving.grpc.exchange import Exchange
 from jserve.serving.grpc.generate import open_stream, prompt_of, pump
-from jserve.serving.grpc.status import abort
 from jserve.v1 import inference_pb2 as pb
 from jserve.v1 import inference_pb2_grpc
 from jserve.wire import convert
@@ -23,14 +24,14 @@ __all__ = ["InferenceServicer"]
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     """Every call that computes takes a place of ``calls``; ListModels answers always."""
 
-    def __init__(self, frontend: Frontend, calls: Calls, *, max_message_bytes: int) -> None:
+    def __init__(self, frontend: AnyFrontend, calls: Calls, *, max_message_bytes: int) -> None:
         self._frontend = frontend
         self._calls = calls
         self._max_message_bytes = max_message_bytes
 
     async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         async with self._calls.place(context):
-            stream = await open_stream(self._frontend, request, deadline=deadline_of(context))
+            stream = await open_stream(need_generator(self._frontend), request, deadline=deadline_of(context))
             await pump(stream, context.write)
             if stream.failure is not None:
                 raise stream.failure
@@ -41,15 +42,21 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
         async with self._calls.place(context) as place:
-            exchange = Exchange(self._frontend, place, context.write, deadline=deadline_of(context))
+            exchange = Exchange(need_generator(self._frontend), place, context.write, deadline=deadline_of(context))
             await exchange.run(request_iterator)
 
     async def Tokenize(
         self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.TokenizeResponse:
         async with self._calls.place(context):
-            self._frontend.check_model(request.model)
-            ids = await self._frontend.tokenize(prompt_of(self._frontend, request))
+            frontend = self._frontend
+            frontend.check_model(request.model)
+            if isinstance(frontend, EmbedFrontend):
+                if request.WhichOneof("prompt") == "chat":
+                    need_generator(frontend)
+                ids = await frontend.tokenize(request.text)
+            else:
+                ids = await frontend.tokenize(prompt_of(frontend, request))
             response = pb.TokenizeResponse(token_ids=ids, max_model_len=self._frontend.model.max_model_len)
             if response.ByteSize() > self._max_message_bytes:
                 raise MessageTooLarge(
@@ -58,8 +65,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             return response
 
     async def Embed(self, request: pb.EmbedRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.EmbedResponse:
-        name = self._frontend.model.name
-        await abort(context, Unsupported(f"no encoder is served here; {name!r} generates text, see Generate"))
+        async with self._calls.place(context):
+            embedder = need_embedder(self._frontend)
+            return await answer(
+                embedder, request, deadline=deadline_of(context), max_message_bytes=self._max_message_bytes
+            )
 
     async def ListModels(
         self, request: pb.ListModelsRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -17,7 +17,7 @@ import pytest
 from pyarrow import flight
 
 from jserve.request import Delta, FinishReason, SamplingParams
-from jserve.serving.flight.batch import Row
+from jserve.serving.flight.batch import PromptRow
 from jserve.serving.flight.rows import RowRunner
 from jserve.testing.fake_engine import FakeEngine, fake_logprob, fake_token
 from jserve.testing.fake_server import fake_frontend
@@ -221,7 +221,8 @@ def test_defaults_come_from_the_command(serve: Serve) -> None:
     ("descriptor", "code", "words"),
     [
         (flight.FlightDescriptor.for_path("generate", "other"), "JS-REQ-04", "model 'other' is not served here"),
-        (flight.FlightDescriptor.for_path("embed", "fake"), "JS-REQ-04", "there is no flight"),
+        (flight.FlightDescriptor.for_path("embed", "fake"), "JS-REQ-06", "no encoder is served here"),
+        (flight.FlightDescriptor.for_path("translate", "fake"), "JS-REQ-04", "there is no flight"),
         (flight.FlightDescriptor.for_path("generate", "fake", "x"), "JS-REQ-04", "there is no flight"),
         (generate_command(model="fake", temprature=1), "JS-REQ-01", "unknown field 'temprature'"),
         (generate_command(top_k="5"), "JS-REQ-01", "got `str` - at `$.top_k`"),
@@ -514,10 +515,10 @@ async def test_a_row_that_is_cancelled_while_it_opens_never_runs() -> None:
         runner = RowRunner(frontend, call_id="call", model="", width=1, deadline=None, patient=True)
         made: list[Delta] = []
 
-        async def rows() -> AsyncIterator[Row]:
-            yield Row(number=0, id="0", prompt="a", params=SamplingParams(max_tokens=3))
+        async def rows() -> AsyncIterator[PromptRow]:
+            yield PromptRow(number=0, id="0", prompt="a", params=SamplingParams(max_tokens=3))
 
-        async def sink(row: Row, deltas: Sequence[Delta]) -> None:
+        async def sink(row: PromptRow, deltas: Sequence[Delta]) -> None:
             made.extend(deltas)
 
         running = asyncio.create_task(runner.run(rows(), sink))

@@ -1,0 +1,112 @@
+"""What sentence-transformers writes beside a model: modules.json, 1_Pooling/config.json, sentence_bert_config.json.
+
+A folder without modules.json is pooled as sentence-transformers pools one: mean, not normalized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from jserve.checkpoints.encoder import EncoderSettings
+from jserve.checkpoints.names import resolve_member
+from jserve.errors import CheckpointError, UnsupportedModel
+from jserve.models.pooling import Pooling
+
+__all__ = ["read_encoder_settings", "read_json"]
+
+_MODULES = "modules.json"
+_LENGTH = "sentence_bert_config.json"
+_PROMPTS = "config_sentence_transformers.json"
+_TOKENIZER = "tokenizer_config.json"
+_MAX_BYTES = 1 << 20
+_NO_LENGTH = 1 << 30
+"""transformers writes 1e30 where a tokenizer knows no limit."""
+_POOLINGS: Mapping[str, Literal["mean", "cls"]] = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+}
+
+
+def read_encoder_settings(folder: Path, *, dimensions: int, max_position: int) -> EncoderSettings:
+    """How the model in ``folder``, of ``dimensions`` and positions for ``max_position`` tokens, makes vectors.
+
+    Raises UnsupportedModel that lists all that is not built, and CheckpointError for files that are damaged.
+    """
+    wrong: list[str] = []
+    modules = _kinds(folder, wrong)
+    pooling = Pooling(
+        how=_how(folder, modules, dimensions, wrong) if "Pooling" in modules else "mean",
+        normalize="Normalize" in modules,
+    )
+    lengths = read_json(folder, _LENGTH) or {}
+    max_tokens = _max_tokens(folder, lengths.get("max_seq_length"), max_position, wrong)
+    prompts = read_json(folder, _PROMPTS) or {}
+    if prompts.get("default_prompt_name") is not None:
+        name = str(prompts["default_prompt_name"])
+        wrong.append(f"{_PROMPTS} has the default prompt {name!r}; texts with prompts before them are not built")
+    if wrong:
+        raise UnsupportedModel("\n  ".join([f"{folder} cannot be served:", *wrong]))
+    return EncoderSettings(pooling=pooling, max_tokens=max_tokens, lowercase=lengths.get("do_lower_case") is True)
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any] | None:
+    """The object in a small file of ``folder``; None where there is no such file. Raises CheckpointError."""
+    return _read(folder, name, lambda data: msgspec.json.decode(data, type=dict[str, Any]))
+
+
+def _kinds(folder: Path, wrong: list[str]) -> dict[str, str]:
+    """The folders of the modules by their kind, in order: Transformer, Pooling and perhaps Normalize."""
+    listed = _read(folder, _MODULES, lambda data: msgspec.json.decode(data, type=list[dict[str, Any]]))
+    if listed is None:
+        return {}
+    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in listed]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        wrong.append(f"{_MODULES} has the modules {kinds}; built: Transformer, Pooling, and perhaps Normalize behind")
+    return {kind: str(module.get("path", "")) for kind, module in zip(kinds, listed, strict=True)}
+
+
+def _how(folder: Path, modules: Mapping[str, str], dimensions: int, wrong: list[str]) -> Literal["mean", "cls"]:
+    name = f"{modules['Pooling']}/config.json"
+    settings = read_json(folder, name)
+    if settings is None:
+        raise CheckpointError(f"{folder / name} is missing; {_MODULES} names it")
+    on = sorted(key for key, value in settings.items() if key.startswith("pooling_mode_") and value is True)
+    if len(on) != 1 or on[0] not in _POOLINGS:
+        wrong.append(f"{name} pools by {', '.join(on) or 'nothing'}; built: one of {', '.join(_POOLINGS)}")
+    size = settings.get("word_embedding_dimension", dimensions)
+    if size != dimensions:
+        wrong.append(f"{name} pools vectors of {size!r}; the model's have {dimensions}")
+    return _POOLINGS.get(on[0], "mean") if on else "mean"
+
+
+def _max_tokens(folder: Path, given: Any, max_position: int, wrong: list[str]) -> int:
+    """What sentence_bert_config.json says, else the tokenizer, else the model."""
+    if given is None:
+        told = (read_json(folder, _TOKENIZER) or {}).get("model_max_length")
+        return min(told, max_position) if isinstance(told, int) and 0 < told < _NO_LENGTH else max_position
+    if not isinstance(given, int) or isinstance(given, bool) or not 1 <= given <= max_position:
+        wrong.append(
+            f"max_seq_length of {_LENGTH} is {given!r}; the model has positions for 1 to {max_position} tokens"
+        )
+        return max_position
+    return given
+
+
+def _read(folder: Path, name: str, decode: Callable[[bytes], Any]) -> Any:
+    path = resolve_member(folder, name)
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise CheckpointError(f"{path} is larger than {_MAX_BYTES} bytes; it is no file of settings")
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
+    try:
+        return decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from None

@@ -1,0 +1,271 @@
+"""The engine of an encoder: one thread that groups texts, dispatches and delivers, and the thread-safe door before it.
+
+    take the inbox -> drop what is past its deadline -> group -> dispatch(n + 1) -> fetch(n) -> deliver
+
+Two groups are with the device at most: the next is prepared and queued while one runs, so that the device never waits
+for the host, and what comes meanwhile gathers into a larger group.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jserve.engine.compiles import compilations
+from jserve.engine.contract import Encoded, EngineLimits, EngineStats, VectorSink
+from jserve.engine.encoder.batching import Group, WaitingTexts
+from jserve.engine.encoder.executor import EncoderExecutor, RunningGroup
+from jserve.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    Draining,
+    DuplicateRequest,
+    EngineFailed,
+    InvalidRequest,
+    PromptTooLong,
+    QueueFull,
+    RequestError,
+)
+from jserve.request import TextRequest
+
+__all__ = ["VectorEngine"]
+
+log = logging.getLogger(__name__)
+
+_DEPTH = 2
+"""Groups that are with the device at once."""
+_IDLE_WAKE_S = 0.5
+"""How often an idle loop comes round, so that a watchdog sees it alive."""
+_CLOSE_S = 60.0
+"""How long ``close`` waits for the groups that run."""
+
+
+@dataclass(eq=False)
+class _Text:
+    """A text that was accepted and not answered."""
+
+    request: TextRequest
+    sink: VectorSink
+    scheduled: float | None = None
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def num_tokens(self) -> int:
+        return self.request.num_tokens
+
+
+class VectorEngine:
+    """Implements ``jserve.engine.contract.EncoderEngine`` on an executor whose programs are compiled."""
+
+    def __init__(
+        self,
+        executor: EncoderExecutor,
+        *,
+        limits: EngineLimits,
+        dimensions: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._executor = executor
+        self._limits = limits
+        self._dimensions = dimensions
+        self._clock = clock
+        self._wake = threading.Condition()
+        """Guards what both sides touch: the texts that wait, those that live, and the flags."""
+        self._waiting: WaitingTexts[_Text] = WaitingTexts(executor.buckets)
+        self._live: dict[str, _Text] = {}
+        self._stopping = False
+        self._failed: str | None = None
+        self._fault: Exception | None = None
+        self._last_progress = clock()
+        self._prompt_tokens = self._dispatches = 0
+        self._compilations_at_ready: int | None = None
+        self._watches = False
+        self._thread = threading.Thread(target=self._run, name="encoder", daemon=True)
+
+    # --- the door: any thread -------------------------------------------------------------------------------------
+
+    @property
+    def limits(self) -> EngineLimits:
+        return self._limits
+
+    @property
+    def dimensions(self) -> int:
+        return self._dimensions
+
+    def submit(self, request: TextRequest, sink: VectorSink) -> None:
+        self._check(request)
+        with self._wake:
+            if self._failed is not None:
+                raise EngineFailed(f"the engine failed ({self._failed}); see the server's log")
+            if self._stopping:
+                raise Draining("the engine was stopped; send the request elsewhere")
+            if request.request_id in self._live:
+                raise DuplicateRequest(f"request {request.request_id!r} is still running; choose another request_id")
+            if len(self._waiting) >= self._limits.max_queue:
+                raise QueueFull(f"{len(self._waiting)} texts are waiting, as many as are allowed; try again later")
+            text = self._live[request.request_id] = _Text(request, sink)
+            self._waiting.add(text)
+            self._wake.notify()
+
+    def cancel(self, request_id: str) -> None:
+        with self._wake:
+            text = self._live.pop(request_id, None)
+            if text is not None:
+                self._waiting.remove(text)
+        if text is not None:
+            self._tell(text, error=Cancelled("the request was cancelled"))
+
+    def stats(self) -> EngineStats:
+        with self._wake:
+            waiting, live = len(self._waiting), len(self._live)
+        ready = self._compilations_at_ready
+        return EngineStats(
+            waiting=waiting,
+            running=live - waiting,
+            pages_free=0,
+            pages_in_use=0,
+            prompt_tokens=self._prompt_tokens,
+            output_tokens=0,
+            dispatches=self._dispatches,
+            preemptions=0,
+            compilations=0 if ready is None else compilations.count - ready,
+            last_progress=self._last_progress,
+            ready=ready is not None and self._failed is None and not self._stopping,
+            failed=self._failed,
+        )
+
+    @property
+    def fault(self) -> Exception | None:
+        """What brought the loop down."""
+        return self._fault
+
+    def start(self) -> None:
+        """Start the loop. Not ready yet: that is said by ``mark_ready``, after a warm text."""
+        self._thread.start()
+
+    def mark_ready(self) -> None:
+        """From here on every compilation is a fault: counted, and logged with its cause."""
+        self._compilations_at_ready = compilations.count
+        self._watches = True
+        compilations.watch()
+
+    def close(self) -> None:
+        """Stop the loop; whatever is not answered ends as cancelled. A device that hangs is not waited for."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread.is_alive():
+            self._thread.join(_CLOSE_S)
+            if self._thread.is_alive():
+                log.error("the engine did not stop within %.0f s: its device hangs", _CLOSE_S)
+        if self._watches:
+            self._watches = False
+            compilations.unwatch()
+
+    def _check(self, request: TextRequest) -> None:
+        """What can never run is refused at once. The frontend says it better; this is the last line."""
+        ids, limits = request.token_ids, self._limits
+        if not ids:
+            raise InvalidRequest("the text has no token; it needs at least 1")
+        if len(ids) > limits.max_model_len:
+            raise PromptTooLong(f"the text has {len(ids)} tokens; the limit is {limits.max_model_len}")
+        if min(ids) < 0 or max(ids) >= limits.vocab_size:
+            raise InvalidRequest(f"token ids must be in 0..{limits.vocab_size - 1}; got {min(ids)}..{max(ids)}")
+
+    # --- the loop: the engine's thread only -----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        failure = None
+        try:
+            self._loop()
+        except Exception as error:
+            self._fault = error
+            failure = f"incident {uuid.uuid4().hex[:8]}"
+            log.exception("the engine failed (%s)", failure)
+        self._end_all(failure)
+
+    def _loop(self) -> None:
+        running: deque[RunningGroup[_Text]] = deque()
+        while self._await_work(idle=not running):
+            group = self._next_group() if len(running) < _DEPTH else None
+            if group is not None:
+                running.append(self._executor.dispatch(group, [text.request.token_ids for text in group.texts]))
+                self._dispatches += 1
+            if running and (group is None or len(running) == _DEPTH):
+                self._finish(running.popleft())
+        for group_left in running:
+            self._executor.fetch(group_left)
+
+    def _await_work(self, *, idle: bool) -> bool:
+        """Wait until there is something to do. False: stop."""
+        with self._wake:
+            while idle and not self._stopping and not len(self._waiting):
+                self._last_progress = self._clock()
+                self._wake.wait(_IDLE_WAKE_S)
+            return not self._stopping
+
+    def _next_group(self) -> Group[_Text] | None:
+        """What runs next; texts past their deadline are dropped before they cost anything."""
+        now = self._clock()
+        with self._wake:
+            late = [t for t in self._waiting if t.request.deadline is not None and t.request.deadline <= now]
+            for text in late:
+                self._waiting.remove(text)
+                self._live.pop(text.request_id, None)
+            group = self._waiting.take()
+            for text in () if group is None else group.texts:
+                text.scheduled = now
+        for text in late:
+            self._tell(text, error=DeadlineExceeded("the request's deadline passed before it was done"))
+        return group
+
+    def _finish(self, running: RunningGroup[_Text]) -> None:
+        vectors = self._executor.fetch(running)
+        self._last_progress = self._clock()
+        texts = running.group.texts
+        self._prompt_tokens += sum(text.num_tokens for text in texts)
+        with self._wake:
+            # A text that was cancelled is gone, and another may have come under its id.
+            wanted = [self._live.get(text.request_id) is text for text in texts]
+            for text, is_wanted in zip(texts, wanted, strict=True):
+                if is_wanted:
+                    del self._live[text.request_id]
+        for text, vector, is_wanted in zip(texts, vectors, wanted, strict=True):
+            if is_wanted:
+                self._tell(text, vector=vector)
+
+    def _tell(
+        self, text: _Text, *, vector: NDArray[np.float32] | None = None, error: RequestError | None = None
+    ) -> None:
+        """Answer a text that lives no more."""
+        # A copy, so that whoever keeps one vector does not keep those of the whole group.
+        own = None if vector is None else vector.copy()
+        try:
+            text.sink(Encoded(vector=own, error=error, first_scheduled=text.scheduled))
+        except Exception:  # one text's listener must not end the others
+            log.exception("the sink of request %s failed", text.request_id)
+
+    def _end_all(self, failure: str | None) -> None:
+        """Answer every text that lives: cancelled, or with an error after a ``failure``."""
+        with self._wake:
+            self._stopping = True
+            self._failed = failure
+            texts: Sequence[_Text] = list(self._live.values())
+            self._live.clear()
+            self._waiting = WaitingTexts(self._executor.buckets)
+        for text in texts:
+            error: RequestError = Cancelled("the engine was stopped")
+            if failure is not None:
+                error = EngineFailed(f"the engine failed, {failure}")
+            self._tell(text, error=error)
