@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -157,7 +159,8 @@ def restore_into(folder: Path, wanted: Any, *, ignored: Collection[LeafPath] = (
     from jserve.checkpoints.arrays import compare_arrays, describe_arrays
 
     arrays = find_arrays(folder)
-    leaves, stored = flatten(wanted), describe_arrays(arrays)
+    with _quiet():
+        leaves, stored = flatten(wanted), describe_arrays(arrays)
     naming = _match(leaves, stored)
     own = {path: info for name, info in stored.items() if (path := naming.own(name)) is not None}
     compare_arrays(arrays, leaves, {path: info for path, info in own.items() if path not in set(ignored)})
@@ -175,7 +178,7 @@ def restore_into(folder: Path, wanted: Any, *, ignored: Collection[LeafPath] = (
         item=tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree), partial_restore=True
     )
     try:
-        with ocp.Checkpointer(handler) as checkpointer:
+        with _quiet(), ocp.Checkpointer(handler) as checkpointer:
             restored = flatten(jax.block_until_ready(checkpointer.restore(arrays.absolute(), args=args)))
     except jax.errors.JaxRuntimeError:
         raise  # A device without memory, say, is not the checkpoint's fault.
@@ -183,6 +186,18 @@ def restore_into(folder: Path, wanted: Any, *, ignored: Collection[LeafPath] = (
         line = (str(error).splitlines() or [type(error).__name__])[0][:300]
         raise CheckpointError(f"{arrays} cannot be read as an Orbax checkpoint: {line}") from error
     return unflatten_like(wanted, {path: restored[places[path]] for path in leaves})
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Orbax warns that an item of a step has no metadata of its own, which is as CheckpointManager writes it."""
+    log = logging.getLogger("absl")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def _match(wanted: Mapping[LeafPath, Any], stored: Mapping[LeafPath, Any]) -> _Naming:

@@ -67,8 +67,14 @@ def dense_logits(model: Any, tokens: Int32[Array, " T"]) -> Float[Array, "T V"]:
 
 
 @partial(jax.jit, static_argnums=0)
-def _logits(graphdef: nnx.GraphDef[Any], params: Any, tokens: Int32[Array, " T"]) -> Float[Array, "T V"]:
-    return dense_logits(nnx.merge(graphdef, params), tokens)
+def _logits(
+    graphdef: nnx.GraphDef[Any], params: Any, tokens: Int32[Array, " T"], num_real: Int32[Array, ""]
+) -> Float[Array, "T V"]:
+    """As ``dense_logits``; tokens from ``num_real`` on are padding, which stands at position 0 as in the engine."""
+    index = jnp.arange(tokens.shape[0], dtype=jnp.int32)
+    valid = index < num_real
+    step = Step(positions=jnp.where(valid, index, 0), valid=valid, answer=dense_attention)
+    return all_logits(nnx.merge(graphdef, params), tokens, step)
 
 
 def _padded(tokens: Sequence[int], room: int = 0) -> Int32[np.ndarray, " T"]:
@@ -83,7 +89,7 @@ def _padded(tokens: Sequence[int], room: int = 0) -> Int32[np.ndarray, " T"]:
 
 def naive_logits(graphdef: nnx.GraphDef[Any], params: Mapping[str, Any], tokens: Sequence[int]) -> Float[Array, "T V"]:
     """The logits after each of the T ``tokens`` of one sequence. ``params`` is the pure dict."""
-    return _logits(graphdef, params, jnp.asarray(_padded(tokens)))[: len(tokens)]
+    return _logits(graphdef, params, jnp.asarray(_padded(tokens)), jnp.int32(len(tokens)))[: len(tokens)]
 
 
 def naive_generate(
@@ -92,6 +98,6 @@ def naive_generate(
     """``steps`` greedy tokens after ``prompt_ids``; on ties the lowest id."""
     tokens = _padded(prompt_ids, steps)
     for n in range(len(prompt_ids), len(prompt_ids) + steps):
-        logits = np.asarray(_logits(graphdef, params, jnp.asarray(tokens)))
+        logits = np.asarray(_logits(graphdef, params, jnp.asarray(tokens), jnp.int32(n)))
         tokens[n] = logits[n - 1].argmax()
     return tokens[len(prompt_ids) : len(prompt_ids) + steps].tolist()

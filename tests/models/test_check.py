@@ -1,6 +1,8 @@
 """Every kind of fault that the contract checker knows, planted; and modules without fault, which it leaves alone."""
 
 import itertools
+import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -105,6 +107,15 @@ def test_our_llama_comes_out_clean_by_graph_and_by_module():
     assert check_contract(graphdef, params, vocab_size=256) == []
     half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), params)
     assert check_contract(nnx.merge(graphdef, half)) == []
+
+
+def test_the_module_of_the_docs_comes_out_clean():
+    text = (Path(__file__).parents[2] / "docs" / "bring_your_own.md").read_text(encoding="utf-8")
+    code = re.search(r"```python\n(.*?)```", text, flags=re.DOTALL)[1]
+    names = {"__name__": "docs"}
+    exec(code, names)  # noqa: S102  (our own page)
+    with nnx.use_eager_sharding(False):
+        assert check_contract(names["MyModel"](rngs=nnx.Rngs(0)), vocab_size=1000) == []
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------
