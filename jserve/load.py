@@ -13,7 +13,9 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jserve.checkpoints.encoder import EncoderSettings
-from jserve.checkpoints.tree import flatten, main_dtype, unflatten_like
+from jserve.checkpoints.own import ModelParts, OwnModel, open_own, own_from_parts
+from jserve.checkpoints.tree import main_dtype
+from jserve.checkpoints.uri import ClassSource, parse_source
 from jserve.config import ServeConfig, cache_dir
 from jserve.engine.build import EngineModel, build_engine
 from jserve.engine.encoder.build import EncoderModel
@@ -23,6 +25,7 @@ from jserve.engine.programs import CompileProgress, TellCompiled
 from jserve.engine.store import ProgramStore
 from jserve.errors import CheckpointError, ConfigError, DeviceError, InvalidRequest, MeshError, UnsupportedModel
 from jserve.load_encoder import load_encoder
+from jserve.models.own import length_of, type_name
 from jserve.observe.metrics import Metrics
 from jserve.progress import SILENT, Progress
 from jserve.request import SamplingParams, ServedModel
@@ -34,9 +37,6 @@ from jserve.text.tokenizer import Tokenizer
 from sharding import MeshSpec, param_shardings
 
 __all__ = ["Loaded", "ModelParts", "load"]
-
-ModelParts = tuple[nnx.Module, Any, Tokenizer | None]
-"""(module, params, tokenizer): a module of the contract, its parameters (None: those it carries), a tokenizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,12 +93,7 @@ def load(config: ServeConfig, *, progress: Progress = SILENT, model: ModelParts 
         raise DeviceError(
             f"JAX finds no device: {error}", fix="JAX_PLATFORMS=cpu, or the gpu or tpu extra of jserve"
         ) from None
-    if config.checkpoint is not None:
-        raise UnsupportedModel(
-            f"checkpoint {config.checkpoint}: serving a module by its name is not built yet; "
-            "jserve.LLM((module, params, tokenizer)) takes a module and its parameters from Python"
-        )
-    source = _from_parts(model, config) if model is not None else _from_checkpoint(config, mesh, progress)
+    source = _find(config, mesh, progress) if model is None else _from_parts(model, config)
     try:
         shardings = param_shardings(source.state, mesh)
     except ValueError as error:
@@ -193,15 +188,27 @@ def _make_cpu_devices(count: int) -> None:
             jax.config.update("jax_num_cpu_devices", count)
 
 
+def _find(config: ServeConfig, mesh: Mesh, progress: Progress) -> _Source:
+    source = parse_source(config.model)
+    if isinstance(source, ClassSource):
+        own = open_own(
+            source.target,
+            checkpoint=config.checkpoint,
+            tokenizer=config.tokenizer,
+            dtype=_asked_dtype(config),
+            default_dtype=_auto_dtype(mesh),
+            progress=progress,
+        )
+        return _own_source(own)
+    _refuse_own_settings(config, f"MODEL is {config.model}, which has its own", fix="leave them out")
+    return _from_checkpoint(config, mesh, progress)
+
+
 def _from_checkpoint(config: ServeConfig, mesh: Mesh, progress: Progress) -> _Source:
     from jserve.checkpoints.open import open_checkpoint
 
     checkpoint = open_checkpoint(config.model, progress=progress)
-    on_cpu = mesh.devices.flat[0].platform == "cpu"
-    auto = jnp.float32 if on_cpu else jnp.bfloat16
-    graphdef, state = checkpoint.abstract(
-        auto if config.dtype == "auto" else jnp.dtype(config.dtype), length=config.max_model_len
-    )
+    graphdef, state = checkpoint.abstract(_asked_dtype(config) or _auto_dtype(mesh), length=config.max_model_len)
     tokenizer, length = checkpoint.tokenizer, checkpoint.config.max_position
     given: dict[str, Any] = {name: checkpoint.generation.get(name) for name in DEFAULTABLE}
     defaults = SamplingParams(**given)
@@ -232,68 +239,39 @@ def _from_checkpoint(config: ServeConfig, mesh: Mesh, progress: Progress) -> _So
 
 
 def _from_parts(parts: ModelParts, config: ServeConfig) -> _Source:
-    """The module as it is, in its own dtype or in the one that the config names."""
-    module, params, tokenizer = parts
-    graphdef, state = nnx.split(module)
-    if params is None:
-        params = nnx.to_pure_dict(state)
-        if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(params)):
-            raise ConfigError(
-                f"{type(module).__name__} was built without values, and params is None; "
-                "give (module, params, tokenizer), or a module that holds its parameters"
-            )
-    _check_fit(params, state)
-    if config.dtype != "auto":
-        state = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, _as(a.dtype, config.dtype)), state)
+    _refuse_own_settings(config, "the model is a module from Python", fix="LLM(module, params, tokenizer)")
+    return _own_source(own_from_parts(parts, dtype=_asked_dtype(config)))
+
+
+def _own_source(own: OwnModel) -> _Source:
+    """A model of the user's own: nothing is known of it but the module and its tokenizer."""
     return _Source(
-        name=type(module).__name__,
-        family=type(module).__name__.lower(),
-        graphdef=graphdef,
-        state=state,
-        load=lambda shapes: _place_all(params, shapes),
-        max_len=_module_length(module),
-        tokenizer=tokenizer,
+        name=type_name(own.module),
+        family=type_name(own.module).lower(),
+        graphdef=own.graphdef,
+        state=own.state,
+        load=own.load,
+        max_len=length_of(own.module),
+        tokenizer=own.tokenizer,
         chat_template=None,
         defaults=SamplingParams(),
-        eos_ids=tokenizer.eos_ids if tokenizer else (),
+        eos_ids=own.tokenizer.eos_ids if own.tokenizer else (),
         own_code=False,
     )
 
 
-def _as(old: Any, new: str) -> Any:
-    return jnp.dtype(new) if jnp.issubdtype(old, jnp.floating) else old
+def _refuse_own_settings(config: ServeConfig, model: str, *, fix: str) -> None:
+    given = [f"{name} {value}" for name in ("checkpoint", "tokenizer") if (value := getattr(config, name)) is not None]
+    if given:
+        raise ConfigError(f"{', '.join(given)}: for a MODEL of the form package.module:Class; {model}", fix=fix)
 
 
-def _check_fit(params: Any, state: nnx.State) -> None:
-    """ConfigError that names every parameter that is missing, left over or of another shape than the module's."""
-    wanted = flatten(state)
-    found = {path: tuple(array.shape) for path, array in flatten(params).items()}
-    wrong = [
-        f"{'.'.join(path)}: given {found.get(path, 'nothing')}, wanted {tuple(leaf.shape)}"
-        for path, leaf in wanted.items()
-        if found.get(path) != tuple(leaf.shape)
-    ]
-    wrong += [f"{'.'.join(path)}: not of this module" for path in found if path not in wanted]
-    if wrong:
-        raise ConfigError("the parameters do not fit the module: " + "; ".join(wrong))
+def _asked_dtype(config: ServeConfig) -> Any:
+    return None if config.dtype == "auto" else jnp.dtype(config.dtype)
 
 
-def _place_all(params: Any, shapes: Any) -> Any:
-    """Parameters onto their devices, in the structure and the dtypes of ``shapes``."""
-    given, wanted = flatten(params), flatten(shapes)
-    placed = {
-        path: jax.device_put(jnp.asarray(given[path], leaf.dtype), leaf.sharding) for path, leaf in wanted.items()
-    }
-    return unflatten_like(shapes, placed)
-
-
-def _module_length(module: Any) -> int:
-    """A module says how long a sequence may be as ``max_position``, on itself or on its config."""
-    for holder in (module, getattr(module, "config", None)):
-        length = getattr(holder, "max_position", None)
-        if isinstance(length, int):
-            return length
-    raise ConfigError(f"{type(module).__name__} has no max_position, itself or in its config; add one (an int, tokens)")
+def _auto_dtype(mesh: Mesh) -> Any:
+    return jnp.dtype(jnp.float32 if mesh.devices.flat[0].platform == "cpu" else jnp.bfloat16)
 
 
 def _compile_progress(progress: Progress) -> TellCompiled:

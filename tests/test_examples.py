@@ -6,10 +6,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
+from flax import nnx
 
+from jserve import SamplingParams
+from jserve.checkpoints.own import open_own
+from jserve.checkpoints.own_report import inspect_own
+from jserve.cli.child import server_process
+from jserve.client import Client
+from jserve.models.naive import naive_generate
+from jserve.progress import SILENT
 from jserve.testing.fake_engine import FakeEngine, fake_token
 from jserve.testing.fake_server import fake_server
+from sharding import MeshSpec, param_shardings
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -36,7 +46,9 @@ def _said(prompt, tokens):
 
 def test_every_example_is_run_here():
     source = Path(__file__).read_text(encoding="utf-8")
-    assert all(f'"{path.name}"' in source for path in EXAMPLES.glob("*.py"))
+    alone = [path.name for path in EXAMPLES.glob("*.py")]
+    folders = [f"{path.parent.name}/{path.name}" for path in EXAMPLES.glob("*/train.py")]
+    assert all(f'"{name}"' in source for name in alone + folders)
 
 
 def test_grpc_stream(server, tmp_path):
@@ -88,9 +100,35 @@ def test_flight_table_says_why_flight_refused_it(capsys, monkeypatch):
     assert capsys.readouterr().err == "error JS-SRV-01: the server is going\n"
 
 
-def test_serve_nnx_checkpoint(tmp_path):
-    done = _run("serve_nnx_checkpoint.py", str(tmp_path / "state"), cache=tmp_path / "cache")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("Llama is served: gRPC 127.0.0.1:")
-    assert "Random weights say" not in done.stdout
-    assert len(done.stdout.splitlines()[-1]) > 0
+def test_bring_your_own(tmp_path, monkeypatch):
+    """As its README says, with a few steps of training; the tokens are those of the naive recompute."""
+    folder = EXAMPLES / "bring_your_own"
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")]))
+    out = tmp_path / "checkpoint"
+    trained = _run("bring_your_own/train.py", "--steps", "10", "--out", str(out), cache=tmp_path / "cache")
+    assert trained.returncode == 0, trained.stderr
+    assert "step    10  loss " in trained.stdout
+    assert trained.stdout.endswith(f" of 500 sums that it never saw are right\nsaved {out}\n")
+
+    report = inspect_own("my_model:MyModel", checkpoint=str(out), tokenizer=None, check=True)
+    assert report.findings == []
+    assert (report.vocab_size, report.eos_ids, report.max_position) == (13, [0], 32)
+
+    own = open_own(
+        "my_model:MyModel", checkpoint=str(out), tokenizer=None, dtype=None, default_dtype="float32", progress=SILENT
+    )
+    shapes = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        nnx.to_pure_dict(own.state),
+        param_shardings(own.state, MeshSpec().build()),
+    )
+    prompt = own.tokenizer.encode("17+25=", add_special=True)
+    want = naive_generate(own.graphdef, own.load(shapes), prompt, 6)
+    small = ["--max-num-seqs", "1", "--max-num-tokens", "8"]
+    serve = server_process(["my_model:MyModel", "--checkpoint", str(out), *small])
+    with serve as ready, Client(ready["addresses"]["grpc"]) as client:
+        params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+        got = [token for delta in client.generate("17+25=", params) for token in delta.token_ids]
+    assert got == want

@@ -9,7 +9,7 @@ from flax import nnx
 
 import jserve.load
 from jserve import LLM, SamplingParams
-from jserve.errors import ConfigError, InvalidRequest, TemplateError, Unsupported, UnsupportedModel
+from jserve.errors import ConfigError, InvalidRequest, TemplateError, Unsupported
 from jserve.models.naive import naive_generate
 from jserve.progress import SILENT
 from jserve.request import FinishReason
@@ -62,7 +62,7 @@ def test_text_and_ids_equal_the_naive_recompute(llm, parts):
 def test_a_module_that_carries_its_parameters_is_served_in_the_dtype_asked_for(parts, dtype):
     module, params, tokenizer = parts
     settings = {"max_num_seqs": 1, "max_num_tokens": 8, "num_pages": 8, "max_model_len": 32, "program_store": False}
-    with LLM((module, None, tokenizer), dtype=dtype, **settings) as llm:
+    with LLM(module, None, tokenizer, dtype=dtype, **settings) as llm:
         assert llm.model.dtype == dtype
         (out,) = llm.generate([[1, 2, 3]], replace(GREEDY, ignore_eos=True))
     assert len(out.token_ids) == 12
@@ -142,8 +142,14 @@ def test_unknown_settings_are_named(parts):
 def test_settings_that_would_be_ignored_are_refused(parts):
     with pytest.raises(ConfigError, match="grpc_address, insecure: LLM opens no doors"):
         LLM(parts, insecure=True, grpc_address="127.0.0.1:0")
-    with pytest.raises(UnsupportedModel, match="checkpoint somewhere"):
+    with pytest.raises(ConfigError, match=r"checkpoint somewhere: for a MODEL of the form package\.module:Class"):
         LLM(parts, checkpoint="somewhere")
+    with pytest.raises(ConfigError, match=r"tokenizer t\.json: .*; MODEL is some/folder, which has its own"):
+        LLM("some/folder", tokenizer="t.json")
+    with pytest.raises(ConfigError, match="params go with a module"):
+        LLM("some/folder", parts[1])
+    with pytest.raises(ConfigError, match="these three as one tuple and nothing besides"):
+        LLM(parts, parts[1])
 
 
 def test_parameters_that_do_not_fit_are_named(parts, monkeypatch):

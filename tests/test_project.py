@@ -37,7 +37,7 @@ ROOMS: dict[str, set[str]] = {
     "jserve.wire": {"jserve.v1"},
     "jserve.serving": {"jserve.engine", "jserve.observe", "jserve.text", "jserve.v1", "jserve.wire"},
     "jserve.client": {"jserve.v1", "jserve.wire"},
-    "jserve.llm": {"jserve.checkpoints", "jserve.load", "jserve.serving"},
+    "jserve.llm": {"jserve.checkpoints", "jserve.load", "jserve.serving", "jserve.text"},
     "jserve.load_encoder": {
         "jserve.checkpoints",
         "jserve.engine",

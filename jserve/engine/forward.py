@@ -9,6 +9,7 @@ their pages lie. So there, neighbouring layers that ask the same of attention ru
 
 The halves come from tracing a layer twice: up to its call of ``attend``, and with the answer given. Weights stay where
 they are: a switch reads those of its branch, where a loop over stacked weights would copy a slice of them.
+A module in one piece has no layers to group: its attention is compiled once a layer.
 """
 
 from __future__ import annotations
@@ -87,6 +88,19 @@ class Layers:
             else:
                 x, pools[pool] = self._loop(layers, dict(query[0]), x, pools[pool])
         return x, pools
+
+    def in_one_piece(self, tokens: Int32[Array, " T"], pools: Pools) -> tuple[Float[Array, "T V"], Pools]:
+        """The logits of every row, of a module in one piece; the pools with this step's K and V written."""
+        pools = list(pools)
+
+        def answer(query: Query) -> Heads:
+            pool, first_page = self.layout.place(query.layer)
+            seen, pools[pool] = self._attention(
+                _arrays(query), _options(query), pools[pool], jnp.asarray(first_page, jnp.int32)
+            )
+            return seen
+
+        return self.model(tokens, self.batch.positions, self._step(answer).attend), pools
 
     def _alike(self, i: int, x: Stream) -> tuple[int, tuple[Any, ...] | None]:
         """Layer i's pool, and what it asks of attention; None where the layer cannot or need not be cut in two."""

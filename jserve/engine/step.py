@@ -23,6 +23,7 @@ from jserve.engine.forward import Batch, Layers, Pools
 from jserve.engine.plan import DecodeArrays, MixedArrays, RowArrays
 from jserve.engine.sampler import SamplingRows, sample
 from jserve.engine.state import CacheLayout, SlotState
+from jserve.models.contract import is_whole
 from jserve.request import MAX_LOGPROBS
 
 __all__ = ["Outputs", "Programs"]
@@ -162,6 +163,9 @@ class Programs:
         """Logits of the selected tokens (all where None), and the pools with this step's K and V."""
         model = nnx.merge(self.graphdef, params)
         layers = Layers(model=model, batch=batch, layout=self.layout, mesh=self.mesh)
+        if is_whole(model):
+            every, pools = layers.in_one_piece(tokens, pools)
+            return every if select is None else every[select], pools
         x, pools = layers(model.embed(tokens, layers.outside), pools)
         return model.logits(x if select is None else x[select]), pools
 

@@ -1,4 +1,11 @@
-"""A model run the plain way, every token recomputed with dense attention: the oracle of the engine."""
+"""A model run the plain way, every token recomputed with dense attention: for training, and the oracle of the engine.
+
+The same module that is served through the engine's cache is trained through ``dense_logits``:
+
+    def loss(model, tokens):  # Int32[B, T]
+        logits = jax.vmap(lambda row: dense_logits(model, row[:-1]))(tokens)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+"""
 
 from __future__ import annotations
 
@@ -13,13 +20,13 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float, Int32
 
-from jserve.models.contract import Query, Step
+from jserve.models.contract import Query, Step, all_logits
 
-__all__ = ["naive_generate", "naive_logits"]
+__all__ = ["dense_attention", "dense_logits", "dense_step", "naive_generate", "naive_logits"]
 
 
-def _dense_attention(query: Query) -> Float[Array, "T H Dh"]:
-    """One whole sequence, seen through a causal mask; no cache."""
+def dense_attention(query: Query) -> Float[Array, "T H Dh"]:
+    """One whole sequence, seen through a causal mask; no cache. Scores and sums are float32."""
     q, k, v = query.q, query.k, query.v
     if k is None or v is None:
         raise ValueError(f"layer {query.layer} reads another layer's cache (k=None); that is not built yet")
@@ -42,18 +49,32 @@ def _dense_attention(query: Query) -> Float[Array, "T H Dh"]:
     return out.reshape(q.shape).astype(q.dtype)
 
 
-@partial(jax.jit, static_argnums=0)
-def _logits(graphdef: nnx.GraphDef[Any], params: Any, tokens: Int32[Array, " T"]) -> Float[Array, "T V"]:
-    model = nnx.merge(graphdef, params)
-    step = Step(
-        positions=jnp.arange(tokens.shape[0], dtype=jnp.int32),
-        valid=jnp.ones(tokens.shape, bool),
-        answer=_dense_attention,
+def dense_step(num_tokens: int) -> Step:
+    """A Step over one whole sequence, from its first token on: ``attend`` is ``dense_attention``. Differentiable."""
+    return Step(
+        positions=jnp.arange(num_tokens, dtype=jnp.int32),
+        valid=jnp.ones((num_tokens,), bool),
+        answer=dense_attention,
     )
-    x = model.embed(tokens, step)
-    for i in range(model.num_layers):
-        x = model.layer(i, x, step)
-    return model.logits(x)
+
+
+def dense_logits(model: Any, tokens: Int32[Array, " T"]) -> Float[Array, "T V"]:
+    """The logits after each token of one whole sequence, through the contract that ``model`` keeps.
+
+    Differentiable, and a batch of sequences of one length is a ``jax.vmap`` of it.
+    """
+    return all_logits(model, tokens, dense_step(tokens.shape[0]))
+
+
+@partial(jax.jit, static_argnums=0)
+def _logits(
+    graphdef: nnx.GraphDef[Any], params: Any, tokens: Int32[Array, " T"], num_real: Int32[Array, ""]
+) -> Float[Array, "T V"]:
+    """As ``dense_logits``; tokens from ``num_real`` on are padding, which stands at position 0 as in the engine."""
+    index = jnp.arange(tokens.shape[0], dtype=jnp.int32)
+    valid = index < num_real
+    step = Step(positions=jnp.where(valid, index, 0), valid=valid, answer=dense_attention)
+    return all_logits(nnx.merge(graphdef, params), tokens, step)
 
 
 def _padded(tokens: Sequence[int], room: int = 0) -> Int32[np.ndarray, " T"]:
@@ -68,7 +89,7 @@ def _padded(tokens: Sequence[int], room: int = 0) -> Int32[np.ndarray, " T"]:
 
 def naive_logits(graphdef: nnx.GraphDef[Any], params: Mapping[str, Any], tokens: Sequence[int]) -> Float[Array, "T V"]:
     """The logits after each of the T ``tokens`` of one sequence. ``params`` is the pure dict."""
-    return _logits(graphdef, params, jnp.asarray(_padded(tokens)))[: len(tokens)]
+    return _logits(graphdef, params, jnp.asarray(_padded(tokens)), jnp.int32(len(tokens)))[: len(tokens)]
 
 
 def naive_generate(
@@ -77,6 +98,6 @@ def naive_generate(
     """``steps`` greedy tokens after ``prompt_ids``; on ties the lowest id."""
     tokens = _padded(prompt_ids, steps)
     for n in range(len(prompt_ids), len(prompt_ids) + steps):
-        logits = np.asarray(_logits(graphdef, params, jnp.asarray(tokens)))
+        logits = np.asarray(_logits(graphdef, params, jnp.asarray(tokens), jnp.int32(n)))
         tokens[n] = logits[n - 1].argmax()
     return tokens[len(prompt_ids) : len(prompt_ids) + steps].tolist()

@@ -6,7 +6,7 @@ import pytest
 
 from jserve.checkpoints.fetch import fetch
 from jserve.checkpoints.names import PICKLES, member_path, resolve_member
-from jserve.checkpoints.uri import HubSource, LocalSource, PypiSource, parse_source
+from jserve.checkpoints.uri import ClassSource, HubSource, LocalSource, PypiSource, parse_source
 from jserve.config import DEFAULT_MODEL
 from jserve.errors import SourceError, UnsupportedModel
 from jserve.progress import SILENT
@@ -58,9 +58,14 @@ def test_unknown_forms_are_refused(model, words):
         parse_source(model)
 
 
-def test_a_class_is_refused_in_words():
-    with pytest.raises(UnsupportedModel, match=r"names a class of your own"):
-        parse_source("my_package.models:MyModel")
+def test_a_class_is_told_from_files_and_has_none_to_fetch(tmp_path, monkeypatch):
+    source = parse_source("my_package.models:MyModel")
+    assert source == ClassSource(target="my_package.models:MyModel")
+    with pytest.raises(UnsupportedModel, match=r"my_package\.models:MyModel names a module of your own, which has no"):
+        fetch(source, progress=SILENT)
+    monkeypatch.chdir(tmp_path)
+    Path("model:v2").mkdir()
+    assert parse_source("model:v2") == LocalSource(path=Path("model:v2"))
 
 
 CLIMBERS = [

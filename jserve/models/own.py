@@ -1,0 +1,89 @@
+"""Modules of users, made ready for serving: in evaluation mode, without what draws random numbers."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from pathlib import Path
+from typing import Any
+
+from flax import linen as nn
+from flax import nnx
+
+from jserve.errors import ConfigError, UnsupportedModel
+from jserve.models.linen import from_linen
+
+__all__ = ["for_serving", "in_words", "length_of", "random_leaves", "type_name"]
+
+
+def for_serving(module: Any) -> nnx.Module:
+    """``module`` as it is served; the one given stays as it was.
+
+    A Linen module comes behind the contract (``jserve.models.linen``), an NNX module as a copy that shares its
+    arrays: with ``eval()`` called on it, and with the generators of its dropouts and the like taken out. Raises
+    UnsupportedModel for anything else, and for random state that is not held as ``nnx.Rngs`` or ``nnx.RngStream``.
+    """
+    if isinstance(module, nn.Module):
+        return from_linen(module)
+    if not isinstance(module, nnx.Module):
+        raise UnsupportedModel(
+            f"{type(module).__name__} is neither a flax.nnx.Module nor a flax.linen.Module", fix="a Flax module"
+        )
+    copy = nnx.merge(*nnx.split(module))
+    copy.eval()
+    for _, node in nnx.iter_modules(copy):
+        for name, value in list(vars(node).items()):
+            if isinstance(value, nnx.Rngs | nnx.RngStream):
+                setattr(node, name, None)
+    if left := random_leaves(copy):
+        raise UnsupportedModel(
+            f"{type(module).__name__} keeps random state in {', '.join('.'.join(path) for path in left)}",
+            fix="hold generators as attributes of type nnx.Rngs; served, a model draws nothing",
+        )
+    return copy
+
+
+def random_leaves(module: Any) -> list[tuple[str, ...]]:
+    """Paths of a module's random keys and counters: no parameters, though ``nnx.state`` has them."""
+    if not isinstance(module, nnx.Module):
+        return []
+    random = nnx.split(module, nnx.RngState, ...)[1]
+    return [tuple(map(str, path)) for path, _ in nnx.to_flat_state(random)]
+
+
+def length_of(module: Any) -> int:
+    """A module says how many tokens a sequence may have as ``max_position``, on itself or on its config."""
+    config = getattr(module, "config", None)
+    for length in (
+        getattr(module, "max_position", None),
+        getattr(config, "max_position", None),
+        config.get("max_position") if isinstance(config, dict) else None,
+    ):
+        if isinstance(length, int):
+            return length
+    raise ConfigError(
+        f"{type_name(module)} has no max_position, itself or in its config", fix="add one: an int, in tokens"
+    )
+
+
+def type_name(module: Any) -> str:
+    """The name of the user's own class."""
+    return type(getattr(module, "linen", module)).__name__
+
+
+def in_words(error: BaseException) -> str:
+    """An exception, and the last line outside of libraries that it came through."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"SyntaxError: {error.msg} ({error.filename}:{error.lineno})"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first}{where}"
+
+
+def _is_users(filename: str) -> bool:
+    return (
+        filename.endswith(".py")
+        and "site-packages" not in filename
+        and not filename.startswith((str(Path(__file__).parents[1]), os.path.dirname(os.__file__)))
+    )

@@ -1,0 +1,328 @@
+"""Modules of users with their Orbax checkpoints: found by name, built, restored, served."""
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import own_models
+import pytest
+from flax import nnx
+
+from jserve import LLM, SamplingParams
+from jserve.checkpoints.own import open_own
+from jserve.checkpoints.own_folder import find_arrays, find_beside, find_tokenizer, read_tokenizer, restore_into
+from jserve.checkpoints.own_module import build_own_module
+from jserve.checkpoints.tree import flatten
+from jserve.errors import CheckpointError, ConfigError, SourceError, UnsupportedModel
+from jserve.models.naive import naive_generate
+from jserve.models.own import for_serving
+from jserve.progress import SILENT
+from jserve.testing.models import tiny_llama
+from jserve.testing.tokenizer import ByteTokenizer
+
+CONFIG = {"width": 8, "inner": {"heads": 1}}
+SMALL = {"max_num_seqs": 1, "max_num_tokens": 8, "num_pages": 8, "program_store": False, "progress": SILENT}
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+def my_model(width=8):
+    config = own_models.Config(width=width, inner=own_models.Inner(heads=1))
+    with nnx.use_eager_sharding(False):
+        return own_models.MyModel(config, rngs=nnx.Rngs(3))
+
+
+def save(folder, tree):
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(folder, tree)
+
+
+@pytest.fixture(scope="module")
+def module():
+    return my_model()
+
+
+@pytest.fixture
+def folder(tmp_path, module):
+    save(tmp_path / "ck", nnx.state(module))
+    (tmp_path / "ck" / "config.json").write_text(json.dumps(CONFIG))
+    return tmp_path / "ck"
+
+
+def build(name, folder=None, dtype=jnp.float32):
+    return build_own_module(f"own_models:{name}", folder=folder, dtype=dtype)
+
+
+# --- the module -------------------------------------------------------------------------------------------------------
+
+
+def test_a_class_gets_rngs_its_config_and_the_dtype(folder):
+    own = build("MyModel", folder, jnp.bfloat16)
+    assert (own.name, own.takes_dtype, own.config_path) == ("MyModel", True, folder / "config.json")
+    assert own.module.config == own_models.Config(width=8, inner=own_models.Inner(heads=1, scale=0.5))
+    leaves = flatten(nnx.split(own.module)[1])
+    assert all(isinstance(leaf, jax.ShapeDtypeStruct) and leaf.dtype == jnp.bfloat16 for leaf in leaves.values())
+    assert ("table", "embedding") in leaves
+    assert own.random == (("dropout", "rngs", "count"), ("dropout", "rngs", "key"))
+    assert own.module.dropout.deterministic
+
+
+def test_functions_and_linen_modules_are_targets_too(folder):
+    own = build("with_dict", folder)
+    assert (own.name, own.takes_dtype) == ("MyModel", False)
+    assert build("without_config").config_path is None
+    assert build("linen_llama").name == "LinenLlama"
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("own_model:MyModel", r"there is no module own_model in .*; did you mean own_models\?"),
+        ("own_models.inner:MyModel", r"there is no module own_models\.inner"),
+        ("jserve.modles.llama:Llama", r"there is no module jserve\.modles .*; did you mean jserve\.models\?"),
+        ("own_models:Mymodel", r"own_models \(.*own_models\.py\) has no Mymodel; did you mean MyModel\?"),
+        ("own_models:Zzz", r"has no Zzz; it defines: Inner, Config, MyModel, with_dict"),
+        ("own_models:SEVEN", "own_models:SEVEN is a int; it must be a class of, or a function"),
+        ("own_models:wants_more", r"own_models:wants_more\(width, depth, rngs\) wants width, depth; jserve gives only"),
+        ("own_models:MyModel", r"wants config, which is read from config\.json .*; no --checkpoint is given"),
+    ],
+)
+def test_a_target_that_is_not_found_or_cannot_be_called_is_told_in_words(target, words, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parent)
+    with pytest.raises(ConfigError, match=words):
+        build_own_module(target, folder=None, dtype=jnp.float32)
+
+
+def test_what_a_target_raises_or_gives_is_told(folder):
+    with pytest.raises(UnsupportedModel, match=r"raises: building it raised RuntimeError: no such luck \(.*own_models"):
+        build("raises")
+    with pytest.raises(UnsupportedModel, match="gives_a_dict gave a dict"):
+        build("gives_a_dict")
+    with pytest.raises(ConfigError, match="config is annotated as <class 'int'>"):
+        build("odd_config", folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import numpi_not_there", "importing broken_NUMBER needs the module numpi_not_there, which is not installed"),
+        ("1 / 0", r"importing broken_NUMBER raised ZeroDivisionError: division by zero \(.*broken_NUMBER\.py:1\)"),
+        ("def f(:", r"importing broken_NUMBER raised SyntaxError: .* \(.*broken_NUMBER\.py:1\)"),
+        ("raise SystemExit(3)", "importing broken_NUMBER raised SystemExit: 3"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_says_why(tmp_path, monkeypatch, text, words):
+    name = f"broken_{abs(hash(text))}"
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match=words.replace("broken_NUMBER", name)):
+        build_own_module(f"{name}:Model", folder=None, dtype=jnp.float32)
+    sys.modules.pop(name, None)
+
+
+def test_a_module_of_the_current_directory_is_found(tmp_path, monkeypatch):
+    (tmp_path / "only_here_7.py").write_text("from own_models import without_config")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    assert build_own_module("only_here_7:without_config", folder=None, dtype=jnp.float32).name == "MyModel"
+
+
+def test_every_fault_of_a_config_is_named_at_once(folder):
+    config = {"wdth": 8, "inner": {"heads": "two", "scales": 1}, "max_position": 1.5}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError) as error:
+        build("MyModel", folder)
+    assert error.value.message.splitlines() == [
+        f"{folder / 'config.json'} does not fit Config:",
+        "  wdth is not known; did you mean width?",
+        "  width is missing",
+        "  inner.scales is not known; did you mean scale?",
+        "  inner.heads is 'two': Expected `int`, got `str`",
+        "  max_position is 1.5: Expected `int`, got `float`",
+    ]
+    for text, words in (
+        ('{"width": 7, "inner": {"heads": 1}}', "Config was refused: ValueError: width is odd"),
+        ("[]", "holds a list; it must be one JSON object"),
+        ("{", "cannot read"),
+    ):
+        (folder / "config.json").write_text(text)
+        with pytest.raises(CheckpointError, match=words):
+            build("MyModel", folder)
+
+
+# --- the arrays -------------------------------------------------------------------------------------------------------
+
+
+def pure(module):
+    return nnx.to_pure_dict(nnx.state(for_serving(module)))
+
+
+def managed(folder, module):
+    """Two steps of a CheckpointManager, of which the first holds zeros."""
+    with ocp.CheckpointManager(folder) as manager:
+        zeros = jax.tree.map(jnp.zeros_like, nnx.state(module, nnx.Param))
+        manager.save(2, args=ocp.args.StandardSave(zeros))
+        manager.save(10, args=ocp.args.StandardSave(nnx.state(module)))
+        manager.wait_until_finished()
+    return folder
+
+
+SAVES = {
+    "state": lambda folder, module: save(folder, nnx.state(module)),
+    "params": lambda folder, module: save(folder, nnx.state(module, nnx.Param)),
+    "pure dict": lambda folder, module: save(folder, pure(module)),
+    "train state": lambda folder, module: save(
+        folder, {"params": pure(module), "opt_state": {"mu": pure(module)}, "step": 7}
+    ),
+    "model and optimizer": lambda folder, module: save(
+        folder, {"model": nnx.state(module), "optimizer": {"count": jnp.zeros(())}}
+    ),
+    "manager": managed,
+    "step": lambda folder, module: managed(folder.parent, module),
+}
+
+
+@pytest.mark.parametrize("kind", SAVES)
+def test_every_way_of_saving_is_restored_onto_its_shardings(kind, module, tmp_path):
+    folder = tmp_path / ("10" if kind == "step" else "ck")
+    SAVES[kind](folder, module)
+    mesh = jax.make_mesh((2,), ("tensor",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
+    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("tensor"))
+    wanted = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, jnp.bfloat16, sharding=split), pure(module))
+    ignored = [("dropout", "rngs", "count"), ("dropout", "rngs", "key")]
+    got = restore_into(folder, wanted, ignored=ignored)
+    for (path, have), (same, want) in zip(
+        jax.tree.leaves_with_path(got), jax.tree.leaves_with_path(pure(module)), strict=True
+    ):
+        assert path == same
+        assert have.sharding == split
+        np.testing.assert_array_equal(have, want.astype(jnp.bfloat16))
+
+
+def test_every_leaf_that_does_not_fit_is_named_with_both_shapes(tmp_path, module):
+    params = pure(module)
+    del params["qkv"][1]
+    params["table"]["embedding"] = jnp.zeros((16, 9))
+    params["more"] = jnp.zeros((2, 3))
+    save(tmp_path / "ck", {"params": params, "step": 3})
+    shape = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    wanted = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=shape), pure(module))
+    with pytest.raises(CheckpointError) as error:
+        restore_into(tmp_path / "ck", wanted)
+    assert error.value.message.splitlines() == [
+        f"{tmp_path / 'ck'} does not fit the model:",
+        "  qkv.1.bias is missing: wanted [24]",
+        "  qkv.1.kernel is missing: wanted [8, 24]",
+        "  table.embedding: wanted [16, 8], found [16, 9]",
+        "  more [2, 3] is not of this model",
+    ]
+
+
+def test_the_newest_finished_step_is_taken(tmp_path, module):
+    managed(tmp_path / "ck", module)
+    assert find_arrays(tmp_path / "ck") == tmp_path / "ck" / "10" / "default"
+    (tmp_path / "ck" / "11").mkdir()
+    (tmp_path / "ck" / "12.orbax-checkpoint-tmp").mkdir()
+    assert find_arrays(tmp_path / "ck") == tmp_path / "ck" / "10" / "default"
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SourceError, match="holds no Orbax checkpoint: looked for _METADATA, for items"):
+        find_arrays(tmp_path / "empty")
+
+
+# --- the tokenizer ----------------------------------------------------------------------------------------------------
+
+
+def test_a_tokenizer_lies_in_the_folder_or_at_most_two_above(tmp_path):
+    deep = tmp_path / "a" / "b" / "c"
+    deep.mkdir(parents=True)
+    assert find_tokenizer(deep) is None
+    (tmp_path / "tokenizer.json").touch()
+    assert find_tokenizer(deep) is None
+    (tmp_path / "a" / "tokenizer.json").touch()
+    assert find_tokenizer(deep) == find_beside(deep, "tokenizer.json") == tmp_path / "a" / "tokenizer.json"
+
+
+def test_what_ends_and_begins_a_text_is_read_beside_the_tokenizer(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(ByteTokenizer().to_json())
+    bare = read_tokenizer(path)
+    assert (bare.eos_ids, bare.bos_id, bare.add_bos, bare.vocab_size) == ((), None, False, 258)
+    config = {"eos_token": {"content": "<eos>"}, "bos_token": "<bos>", "add_bos_token": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [257, 10]}))
+    tokenizer = read_tokenizer(tmp_path)
+    assert (tokenizer.eos_ids, tokenizer.bos_id, tokenizer.add_bos) == ((257, 10), 256, True)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
+    with pytest.raises(CheckpointError, match=r"names the eos_token '<end>', which .* does not have"):
+        read_tokenizer(path)
+    path.write_text("{}")
+    with pytest.raises(CheckpointError, match=r"cannot read the tokenizer .*tokenizer\.json"):
+        read_tokenizer(path)
+    with pytest.raises(UnsupportedModel, match="this kind of tokenizer is not read"):
+        read_tokenizer(tmp_path / "tokenizer.model")
+    with pytest.raises(SourceError, match=r"cannot read the tokenizer .*No such file"):
+        read_tokenizer(tmp_path / "nowhere.json")
+
+
+# --- served -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_module_by_name_is_served_as_its_naive_twin(folder, module):
+    graphdef, state = nnx.split(for_serving(module))
+    want = naive_generate(graphdef, nnx.to_pure_dict(state), [1, 2, 3], 12)
+    with LLM("own_models:MyModel", checkpoint=str(folder), **SMALL) as llm:
+        assert (llm.model.name, llm.model.max_model_len, llm.model.vocab_size) == ("MyModel", 64, 16)
+        assert llm.generate([1, 2, 3], GREEDY)[0].token_ids == want
+
+
+def test_the_dtype_asked_for_wins_over_that_of_a_module_without_one(folder):
+    def dtypes(name, dtype):
+        own = open_own(
+            f"own_models:{name}",
+            checkpoint=str(folder),
+            tokenizer=None,
+            dtype=dtype,
+            default_dtype=jnp.float16,
+            progress=SILENT,
+        )
+        return {leaf.dtype for leaf in flatten(own.state).values()}
+
+    assert dtypes("MyModel", None) == {jnp.dtype(jnp.float16)}
+    assert dtypes("with_dict", None) == {jnp.dtype(jnp.float32)}
+    assert dtypes("with_dict", jnp.bfloat16) == dtypes("MyModel", jnp.bfloat16) == {jnp.dtype(jnp.bfloat16)}
+
+
+def test_a_checkpoint_that_is_not_there_is_said(tmp_path):
+    with pytest.raises(ConfigError, match="own_models:MyModel needs its arrays"):
+        LLM("own_models:MyModel", progress=SILENT)
+    with pytest.raises(SourceError, match="nowhere is not a folder"):
+        LLM("own_models:MyModel", checkpoint=str(tmp_path / "nowhere"), progress=SILENT)
+
+
+def test_a_linen_llama_equals_ours_from_memory_and_from_a_train_state(tmp_path):
+    prompt = list(range(3, 40))
+    want = naive_generate(*tiny_llama(), prompt, 12)
+    values = own_models.linen_values()
+    small = SMALL | {"max_model_len": 64}
+    with LLM(own_models.linen_llama(), {"params": values}, None, mesh="tensor=2", **small) as llm:
+        assert llm.model.name == "LinenLlama"
+        assert llm.generate(prompt, GREEDY)[0].token_ids == want
+    save(tmp_path / "ck", {"params": values, "opt_state": {"mu": values}, "step": 3})
+    (tmp_path / "tokenizer.json").write_text(ByteTokenizer().to_json())
+    with pytest.raises(UnsupportedModel, match="the tokenizer has 258 ids and the model's head only 256"):
+        LLM("own_models:linen_llama", checkpoint=str(tmp_path / "ck"), **small)
+    (tmp_path / "tokenizer.json").unlink()
+    with LLM("own_models:linen_llama", checkpoint=str(tmp_path / "ck"), **small) as llm:
+        assert llm.generate(prompt, GREEDY)[0].token_ids == want
+
+
+def test_linen_variables_are_taken_bare_and_what_does_not_fit_is_named():
+    values = own_models.linen_values()
+    del values["norm"]
+    with pytest.raises(ConfigError, match=r"params\.norm: given nothing, wanted \(32,\)"):
+        LLM(own_models.linen_llama(), values, None, progress=SILENT)
+    with pytest.raises(ConfigError, match="LinenLlama was built without values, and params is None"):
+        LLM(own_models.linen_llama(), None, None, progress=SILENT)
