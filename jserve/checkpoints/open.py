@@ -66,7 +66,11 @@ def converted_path(found: LocalFile) -> Path:
 def _open_converted(found: LocalFile, model: str, progress: Progress) -> Checkpoint:
     def make(scratch: Path) -> None:
         from jserve.checkpoints.convert import write_converted
+        from jserve.checkpoints.origin import read_origin
 
-        write_converted(found, model, scratch, progress=progress)
+        origin = read_origin(found, progress=progress)
+        write_converted(found, origin, model, scratch, to="orbax", progress=progress)
 
-    return make_once(converted_path(found), check=open_written, make=make, progress=progress)
+    # The folder's name has the digest and the version already.
+    final = converted_path(found)
+    return make_once(final, check=open_written, make=make, progress=progress, resume="orbax")

@@ -12,18 +12,20 @@ import numpy as np
 from jserve.checkpoints.checkpoint import Checkpoint
 from jserve.checkpoints.hf.families import HF_FAMILIES, HfFamily, hf_family
 from jserve.checkpoints.hf.shards import open_tensors
-from jserve.checkpoints.hf.text import HfText, read_text
 from jserve.checkpoints.key_map import Leaves, plan_leaves
 from jserve.checkpoints.names import resolve_member
 from jserve.checkpoints.tree import flatten, main_dtype
 from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.models.config import ModelConfig
 from jserve.models.registry import build_abstract, family
+from jserve.text.from_hf import HfText, has_tokenizer, read_hf_tokenizer
 
-__all__ = ["CONFIG_NAME", "GENERATION_NAME", "open_hf", "read_json"]
+__all__ = ["CONFIG_NAME", "GENERATION_NAME", "TEXT_SUFFIXES", "open_hf", "read_json"]
 
 CONFIG_NAME = "config.json"
 GENERATION_NAME = "generation_config.json"
+TEXT_SUFFIXES = (".json", ".jinja", ".model", ".txt")
+"""Of the files that are read beside the weights."""
 _MAX_JSON_BYTES = 16 << 20
 _READABLE = ("float64", "float32", "float16", "bfloat16")
 
@@ -46,7 +48,7 @@ def open_hf(folder: Path, *, source: str) -> Checkpoint:
     leaves = plan_leaves(kind.key_map, tensors, wanted, where=str(folder))
     _check_types(folder, leaves)
     generation = read_json(folder, GENERATION_NAME) or {}
-    text = read_text(folder, values, generation)
+    text = _text(folder)
     _check_vocabulary(folder, text, config)
     return Checkpoint(
         name=_name(folder),
@@ -55,10 +57,10 @@ def open_hf(folder: Path, *, source: str) -> Checkpoint:
         family=kind.family,
         config=config,
         leaves=leaves,
-        tokenizer=text.tokenizer,
-        chat_template=text.chat_template,
+        tokenizer=None if text is None else text.tokenizer,
+        chat_template=None if text is None else text.chat_template,
         generation=_sampling(folder, generation),
-        eos_ids=text.eos_ids,
+        eos_ids=_ends(generation, values) if text is None else text.tokenizer.eos_ids,
         source=source,
         digests="not checked; sizes match their headers (--check reads every value)",
     )
@@ -110,8 +112,23 @@ def _check_types(folder: Path, leaves: Leaves) -> None:
         raise UnsupportedModel(f"{folder} stores parameters as {found}; types that are read: {', '.join(_READABLE)}")
 
 
-def _check_vocabulary(folder: Path, text: HfText, config: ModelConfig) -> None:
-    size = 0 if text.tokenizer is None else text.tokenizer.vocab_size
+def _text(folder: Path) -> HfText | None:
+    """What the folder says about text; None where it has no tokenizer."""
+    for path in sorted(folder.iterdir()):
+        if path.is_symlink() and path.suffix in TEXT_SUFFIXES:
+            resolve_member(folder, path.name)
+    return read_hf_tokenizer(folder) if has_tokenizer(folder) else None
+
+
+def _ends(generation: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[int, ...]:
+    """Ids that end a text, where there is no tokenizer to ask."""
+    named = [part.get("eos_token_id") for part in (generation, values)]
+    ids = [i for value in named for i in (value if isinstance(value, list) else [value])]
+    return tuple(dict.fromkeys(i for i in ids if isinstance(i, int) and not isinstance(i, bool)))
+
+
+def _check_vocabulary(folder: Path, text: HfText | None, config: ModelConfig) -> None:
+    size = 0 if text is None else text.tokenizer.vocab_size
     if size > config.vocab_size:
         raise CheckpointError(
             f"{folder}: {size} tokens of the tokenizer do not fit the embedding table of {config.vocab_size} rows"
