@@ -51,6 +51,8 @@ def config_json(checkpoint: Checkpoint) -> dict[str, Any]:
         "model_type": kind,
         **_WRITERS[type(config)](config, kind),  # each writer takes its own kind of configuration
         "torch_dtype": main_dtype(checkpoint.leaves.values()),
+        # Null where there is none: transformers has ids of its own for what is absent.
+        "pad_token_id": None,
         "bos_token_id": None if checkpoint.tokenizer is None else checkpoint.tokenizer.bos_id,
         "eos_token_id": list(checkpoint.eos_ids) or None,
     }
@@ -98,7 +100,8 @@ def _gemma(config: GemmaConfig, kind: str) -> dict[str, Any]:
         **_sizes(config),
         "tie_word_embeddings": True,
         "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": config.query_pre_attn_scalar,
+        # transformers takes no other number here.
+        "query_pre_attn_scalar": int(config.query_pre_attn_scalar),
         "sliding_window": window or config.max_position,
         "layer_types": _layer_types(config.windows),
         "final_logit_softcapping": config.final_soft_cap,
@@ -168,4 +171,8 @@ def _rope(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
         values |= {"short_factor": list(scaling.short_factors), "long_factor": list(scaling.long_factors)}
     if scaling.kind in ("llama3", "yarn", "longrope"):
         values["original_max_position_embeddings"] = original
+    if scaling.kind == "dynamic":  # and its context of training has no key of its own
+        return {"rope_theta": theta, "rope_scaling": values, "max_position_embeddings": original}
+    if scaling.kind == "longrope":  # where Phi-3 looks for it
+        return {"rope_theta": theta, "rope_scaling": values, "original_max_position_embeddings": original}
     return {"rope_theta": theta, "rope_scaling": values}

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 
 import jax.numpy as jnp
 import ml_dtypes
@@ -170,3 +172,74 @@ def test_the_command_line(tmp_path, capsys):
     assert main(["convert", "--to", "safetensors", str(tmp_path / "c"), str(tmp_path / "d")]) == 4
     assert "is a folder of safetensors already" in capsys.readouterr().err
     assert main(["convert", "--to", "pickle", str(tmp_path / "c"), str(tmp_path / "d")]) == 2
+
+
+PEAK = """
+import sys
+from pathlib import Path
+import jax
+from jserve.checkpoints import convert
+from jserve.checkpoints.hf import safetensors
+from jserve.checkpoints.orbax import write
+
+def peak():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) >> 10
+
+write._BATCH_BYTES = safetensors._PIECE_BYTES = 4 << 20
+jax.devices()
+convert.convert(sys.argv[1], Path(sys.argv[2]))  # imports, too
+before = peak()
+convert.convert(sys.argv[3], Path(sys.argv[4]), to=sys.argv[5])
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("to", ["orbax", "safetensors"])
+def test_the_whole_model_is_never_held(tmp_path, to):
+    """109 MiB of float32 are written by a process that grows by a part of that."""
+    write_tiny_hf(tmp_path / "small")
+    write_tiny_hf(tmp_path / "big", hidden_size=512, intermediate_size=2048, num_layers=8, head_dim=64)
+    source = tmp_path / "big"
+    if to == "safetensors":
+        convert(str(tmp_path / "big"), tmp_path / "orbax")
+        source = tmp_path / "orbax"
+    run = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            PEAK,
+            str(tmp_path / "small"),
+            str(tmp_path / "s"),
+            str(source),
+            str(tmp_path / "b"),
+            to,
+        ],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert sum(leaf.nbytes for leaf in open_checkpoint(str(tmp_path / "b")).leaves.values()) >> 20 == 109
+    assert int(run.stdout) < 55
+
+
+def test_a_full_disk_is_said_in_words_and_leaves_nothing(tmp_path):
+    write_tiny_hf(tmp_path / "a")
+    convert(str(tmp_path / "a"), tmp_path / "o")
+    code = (
+        "import resource, sys; from jserve.cli.main import main;"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000));"
+        "sys.exit(main(['convert', '--to', 'safetensors', *sys.argv[1:]]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "o"), str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 4, done.stderr
+    assert "Traceback" not in done.stderr
+    assert f"error JS-CKP-01: cannot write {tmp_path / 'out'}: File too large" in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "o"]
