@@ -23,7 +23,7 @@ from jserve.engine.encoder.engine import VectorEngine
 from jserve.engine.engine import Engine
 from jserve.engine.programs import CompileProgress, TellCompiled
 from jserve.engine.store import ProgramStore
-from jserve.errors import CheckpointError, ConfigError, DeviceError, InvalidRequest, MeshError, UnsupportedModel
+from jserve.errors import CheckpointError, ConfigError, DeviceError, InvalidRequest, MeshError
 from jserve.load_encoder import load_encoder
 from jserve.models.own import length_of, type_name
 from jserve.observe.metrics import Metrics

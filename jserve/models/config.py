@@ -28,6 +28,7 @@ class ModelConfig:
     """Sizes and constants of a model of some family."""
 
     vocab_size: int
+    hidden_size: int
     max_position: int = 2048
     """Most tokens of a sequence that the model was made for."""
 

@@ -42,7 +42,6 @@ _SIZES = (
 class GemmaConfig(ModelConfig):
     """Sizes and constants of a Gemma."""
 
-    hidden_size: int
     intermediate_size: int
     num_layers: int
     num_heads: int

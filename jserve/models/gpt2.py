@@ -28,7 +28,6 @@ _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_h
 class Gpt2Config(ModelConfig):
     """Sizes and constants of a GPT-2. ``max_position`` is a bound: there are no vectors for later positions."""
 
-    hidden_size: int
     intermediate_size: int
     num_layers: int
     num_heads: int

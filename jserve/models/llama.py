@@ -43,7 +43,6 @@ _SIZES = (
 class LlamaConfig(ModelConfig):
     """Sizes and constants of a Llama, and what its relatives do otherwise."""
 
-    hidden_size: int
     intermediate_size: int
     """Width of the feed-forward, or of each expert."""
     num_layers: int

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from jserve.checkpoints.hf.settings import HfSettings
 from jserve.checkpoints.key_map import Entry, KeyMap
-from jserve.checkpoints.lazy import LazyArray
-from jserve.errors import UnsupportedModel
 from jserve.models.bert import BertConfig
 
-__all__ = ["KEY_MAP", "bert_config", "with_new_names"]
+__all__ = ["KEY_MAP", "bert"]
 
 _LAYER = "encoder.layer.{i}."
 _HEADS_IN, _HEADS_BIAS, _HEADS_OUT = "H Dh D <- (H Dh) D", "H Dh <- (H Dh)", "D H Dh <- D (H Dh)"
@@ -42,61 +41,25 @@ KEY_MAP = KeyMap(
     # Heads of other tasks, which vectors are not made of, and a table of the numbers 0, 1, 2, ...
     ignored=("pooler.*", "bert.pooler.*", "cls.*", "classifier.*", "*.position_ids"),
     prefixes=("", "bert."),
+    # The first BERTs, which TensorFlow trained, say gamma and beta.
+    old_endings={".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"},
 )
 
-_OLD_NAMES = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
-"""The first BERTs, which TensorFlow trained, say gamma and beta."""
 
-_SIZES = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "intermediate_size": "intermediate_size",
-    "num_layers": "num_hidden_layers",
-    "num_heads": "num_attention_heads",
-    "max_position": "max_position_embeddings",
-    "type_vocab_size": "type_vocab_size",
-}
-_ONLY: Mapping[str, tuple[Any, ...]] = {
-    "hidden_act": ("gelu",),
-    "position_embedding_type": ("absolute",),
-    "is_decoder": (False,),
-    "add_cross_attention": (False,),
-}
-"""Settings and the values that are built; one that is absent has the first."""
-
-
-def bert_config(settings: Mapping[str, Any], *, where: str) -> BertConfig:
-    """The configuration in a config.json. ``where`` names it. Raises UnsupportedModel that lists all that is not
-    built, and all sizes that are missing or no numbers."""
-    wrong = []
-    values: dict[str, Any] = {}
-    for name, key in _SIZES.items():
-        value = settings.get(key)
-        if isinstance(value, int) and not isinstance(value, bool):
-            values[name] = value
-        else:
-            wrong.append(f"{key} is {value!r}; it must be a whole number")
-    eps = settings.get("layer_norm_eps", BertConfig.layer_norm_eps)
-    if isinstance(eps, int | float) and not isinstance(eps, bool):
-        values["layer_norm_eps"] = float(eps)
-    else:
-        wrong.append(f"layer_norm_eps is {eps!r}; it must be a number")
-    for key, built in _ONLY.items():
-        value = settings.get(key, built[0])
-        if value not in built:
-            wrong.append(f"{key} is {value!r}; built: {', '.join(map(repr, built))}")
-    if wrong:
-        raise UnsupportedModel("\n  ".join([f"{where} cannot be served:", *wrong]))
-    try:
-        return BertConfig(**values)
-    except UnsupportedModel as error:
-        raise UnsupportedModel(f"{where}: {error.message}") from None
-
-
-def with_new_names(tensors: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
-    """Tensors under the names that KEY_MAP knows."""
-    renamed = {}
-    for name, tensor in tensors.items():
-        old = next((ending for ending in _OLD_NAMES if name.endswith(ending)), "")
-        renamed[name.removesuffix(old) + _OLD_NAMES.get(old, "")] = tensor
-    return renamed
+def bert(values: Mapping[str, Any]) -> BertConfig:
+    """``model_type: bert``."""
+    settings = HfSettings(values)
+    settings.only("hidden_act", "gelu")
+    settings.only("position_embedding_type", "absolute")
+    settings.only("is_decoder", False)
+    fields = {
+        "vocab_size": settings.size("vocab_size"),
+        "hidden_size": settings.size("hidden_size"),
+        "intermediate_size": settings.size("intermediate_size"),
+        "num_layers": settings.size("num_hidden_layers"),
+        "num_heads": settings.size("num_attention_heads"),
+        "max_position": settings.size("max_position_embeddings"),
+        "type_vocab_size": settings.size("type_vocab_size"),
+        "layer_norm_eps": settings.number("layer_norm_eps", BertConfig.layer_norm_eps),
+    }
+    return settings.build(BertConfig, fields)

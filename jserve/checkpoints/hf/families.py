@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jserve.checkpoints.hf import gemma, gpt2, llama
+from jserve.checkpoints.hf import bert, gemma, gpt2, llama
 from jserve.checkpoints.key_map import KeyMap
 from jserve.errors import UnsupportedModel
 from jserve.models.config import ModelConfig
@@ -24,9 +24,12 @@ class HfFamily:
     """From the contents of config.json. Raises CheckpointError for settings that are malformed, and UnsupportedModel
     for those that change the computation and are not built; either names all at once."""
     key_map: KeyMap
+    is_encoder: bool = False
+    """Whether it makes vectors of texts, as the files of sentence-transformers beside it say."""
 
 
 HF_FAMILIES: Mapping[str, HfFamily] = {
+    "bert": HfFamily(family="bert", config=bert.bert, key_map=bert.KEY_MAP, is_encoder=True),
     "llama": HfFamily(family="llama", config=llama.llama, key_map=llama.KEY_MAP),
     "mistral": HfFamily(family="mistral", config=llama.mistral, key_map=llama.KEY_MAP),
     "qwen2": HfFamily(family="qwen2", config=llama.qwen2, key_map=llama.KEY_MAP),

@@ -5,24 +5,21 @@ A folder without modules.json is pooled as sentence-transformers pools one: mean
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
-
 from jserve.checkpoints.encoder import EncoderSettings
-from jserve.checkpoints.names import resolve_member
+from jserve.checkpoints.hf.files import read_json, read_json_as
 from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.models.pooling import Pooling
 
-__all__ = ["read_encoder_settings", "read_json"]
+__all__ = ["read_encoder_settings"]
 
 _MODULES = "modules.json"
 _LENGTH = "sentence_bert_config.json"
 _PROMPTS = "config_sentence_transformers.json"
 _TOKENIZER = "tokenizer_config.json"
-_MAX_BYTES = 1 << 20
 _NO_LENGTH = 1 << 30
 """transformers writes 1e30 where a tokenizer knows no limit."""
 _POOLINGS: Mapping[str, Literal["mean", "cls"]] = {
@@ -53,14 +50,9 @@ def read_encoder_settings(folder: Path, *, dimensions: int, max_position: int) -
     return EncoderSettings(pooling=pooling, max_tokens=max_tokens, lowercase=lengths.get("do_lower_case") is True)
 
 
-def read_json(folder: Path, name: str) -> dict[str, Any] | None:
-    """The object in a small file of ``folder``; None where there is no such file. Raises CheckpointError."""
-    return _read(folder, name, lambda data: msgspec.json.decode(data, type=dict[str, Any]))
-
-
 def _kinds(folder: Path, wrong: list[str]) -> dict[str, str]:
     """The folders of the modules by their kind, in order: Transformer, Pooling and perhaps Normalize."""
-    listed = _read(folder, _MODULES, lambda data: msgspec.json.decode(data, type=list[dict[str, Any]]))
+    listed = read_json_as(folder, _MODULES, list[dict[str, Any]])
     if listed is None:
         return {}
     kinds = [str(module.get("type", "")).rpartition(".")[2] for module in listed]
@@ -94,19 +86,3 @@ def _max_tokens(folder: Path, given: Any, max_position: int, wrong: list[str]) -
         )
         return max_position
     return given
-
-
-def _read(folder: Path, name: str, decode: Callable[[bytes], Any]) -> Any:
-    path = resolve_member(folder, name)
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise CheckpointError(f"{path} is larger than {_MAX_BYTES} bytes; it is no file of settings")
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
-    try:
-        return decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from None
