@@ -6,7 +6,8 @@ from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.models.llama import LlamaConfig
 from jserve.testing.gguf import TINY_TOKENS, llama_metadata
 from jserve.testing.models import TINY_LLAMA
-from jserve.text.from_gguf import PRE_TOKENIZERS, tokenizer_from_gguf
+from jserve.text.from_gguf import tokenizer_from_gguf
+from jserve.text.pre_tokenizers import PRE_TOKENIZERS
 
 CONFIG = LlamaConfig(**{**TINY_LLAMA, "vocab_size": len(TINY_TOKENS)})
 TYPES = [3] * 3 + [1] * (len(TINY_TOKENS) - 3)
@@ -127,9 +128,9 @@ def test_unused_tokens_at_the_end_are_no_part_of_the_vocabulary():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": "llama"}, r"tokenizer\.ggml\.model is 'llama'; tokenizers read from GGUF: 'gpt2'"),
+        ({"model": "gemma4"}, r"tokenizer\.ggml\.model is 'gemma4'; tokenizers read from GGUF: 'gpt2', 'llama'"),
         ({"model": None}, r"tokenizer\.ggml\.model is missing"),
-        ({"pre": "tekken"}, r"pre is 'tekken'; pre-tokenizers read from GGUF: default, gpt-2, llama-bpe"),
+        ({"pre": "viking"}, r"pre is 'viking'; pre-tokenizers read from GGUF: default, gpt-2, phi-2"),
         ({"pre": None}, r"tokenizer\.ggml\.pre is missing"),
         ({"add_eos_token": True}, "add_eos_token is true"),
     ],
