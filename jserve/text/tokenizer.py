@@ -74,8 +74,12 @@ class Tokenizer:
         ``add_special=False`` gives the ids of the text alone.
         """
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
-        if add_special and self.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
-            ids.insert(0, self.bos_id)
+        return self.with_bos(ids) if add_special else ids
+
+    def with_bos(self, ids: list[int]) -> list[int]:
+        """``ids`` of a whole prompt with BOS in front, where the model wants one and they do not begin with it."""
+        if self.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
+            return [self.bos_id, *ids]
         return ids
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
