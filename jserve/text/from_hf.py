@@ -133,7 +133,7 @@ def _from_json(files: HfFiles) -> tokenizers.Tokenizer:
     backend.no_truncation()
     backend.no_padding()
     # The backend gives added tokens ids without gaps, whatever the file says.
-    listed = files.parsed(_JSON, limit=MAX_VOCABULARY_BYTES).get("added_tokens")
+    listed = files.parsed(_JSON, text).get("added_tokens")
     for token in listed if isinstance(listed, list) else []:
         content, token_id = token.get("content"), token.get("id")
         if (found := backend.token_to_id(content)) != token_id:
@@ -157,7 +157,7 @@ def _from_vocabulary(files: HfFiles) -> tokenizers.Tokenizer:
             f"tokenizer_class is {shown(name)}; classes read from {_VOCAB} are {', '.join(_BYTE_LEVEL)}",
             fix=f"save the tokenizer as {_JSON} with transformers' save_pretrained",
         )
-    vocab = files.parsed(_VOCAB, limit=MAX_VOCABULARY_BYTES)
+    vocab = files.parsed(_VOCAB, files.text(_VOCAB, limit=MAX_VOCABULARY_BYTES))
     if strange := next((token for token, i in vocab.items() if type(i) is not int or i < 0), None):
         files.fail(_VOCAB, f"{strange!r} is {shown(vocab[strange])}; it must be an id")
     if len(set(vocab.values())) != len(vocab):

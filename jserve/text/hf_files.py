@@ -58,10 +58,10 @@ class HfFiles:
         except UnicodeDecodeError as error:
             self.fail(name, f"it is not UTF-8 at byte {error.start}")
 
-    def parsed(self, name: str, *, limit: int) -> dict[str, Any]:
-        """A JSON object."""
+    def parsed(self, name: str, text: str) -> dict[str, Any]:
+        """A JSON object out of the text of a file."""
         try:
-            value = json.loads(self.text(name, limit=limit))
+            value = json.loads(text)
         except (ValueError, RecursionError) as error:
             self.fail(name, f"it is not JSON: {error}")
         if not isinstance(value, dict):
@@ -71,7 +71,8 @@ class HfFiles:
     def settings(self, name: str) -> dict[str, Any]:
         """A small JSON object, read once; empty where there is no such file."""
         if name not in self._settings:
-            self._settings[name] = self.parsed(name, limit=MAX_SETTINGS_BYTES) if self.has(name) else {}
+            text = self.text(name, limit=MAX_SETTINGS_BYTES) if self.has(name) else "{}"
+            self._settings[name] = self.parsed(name, text)
         return self._settings[name]
 
     def flag(self, name: str, entry: str, *, default: bool) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from operator import itemgetter
 from typing import Any
 
 import tokenizers
@@ -38,15 +39,15 @@ def add_declared_tokens(files: HfFiles, backend: tokenizers.Tokenizer) -> None:
             )
         else:
             declared[token_id] = (CONFIG, token)
-    for token_id, (name, token) in sorted(declared.items()):
-        backend.add_tokens([token])
+    # At once: the backend makes its index of added tokens anew with every call.
+    backend.add_tokens([token for _, (_, token) in sorted(declared.items(), key=itemgetter(0))])
+    for token_id, (name, token) in sorted(declared.items(), key=itemgetter(0)):
         if (found := backend.token_to_id(token.content)) != token_id:
             files.note(name, f"{token.content!r} has the id {token_id} there, and {found} in the vocabulary")
-    added = {token.content: token for token in backend.get_added_tokens_decoder().values()}
-    for content, token in special.items():
-        # A role without a token in the vocabulary, such as padding, is not needed.
-        if backend.token_to_id(content) is not None and not (content in added and added[content].special):
-            backend.add_tokens([token])
+    already = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    # A role without a token in the vocabulary, such as padding, is not needed.
+    named = [token for content, token in special.items() if content not in already]
+    backend.add_tokens([token for token in named if backend.token_to_id(token.content) is not None])
 
 
 def named_token(files: HfFiles, entry: str) -> tuple[str, str] | None:
