@@ -15,11 +15,12 @@ from typing import Any, Literal
 
 import msgspec
 
+from jserve.checkpoints.key_map import raise_all
 from jserve.checkpoints.names import resolve_member
 from jserve.checkpoints.orbax.read import METADATA_NAME
 from jserve.errors import CheckpointError, SourceError, UnsupportedModel
 
-__all__ = ["Layout", "Unfinished", "find_layouts", "is_checkpoint"]
+__all__ = ["ITEMS", "Layout", "Unfinished", "find_layouts", "is_checkpoint"]
 
 MARKER = "orbax.checkpoint"
 CHECKPOINT_METADATA = "_CHECKPOINT_METADATA"
@@ -65,6 +66,8 @@ class Layout:
     finished: tuple[str, ...] = ()
     """Names of the finished steps, newest first."""
     unfinished: tuple[Unfinished, ...] = ()
+    damaged: tuple[str, ...] = ()
+    """What is wrong with each step that cannot be one, by its files' names."""
     custom: Mapping[str, Any] = field(default_factory=dict)
     """``custom_metadata`` of the step: what its writer wanted known of it."""
 
@@ -115,13 +118,25 @@ def _find(folder: Path) -> list[Layout]:
     if (layout := _one(folder, folder)) is not None:
         return [layout]
     finished, unfinished = _steps(folder)
-    layouts = []
+    layouts: list[Layout] = []
+    damaged: list[CheckpointError] = []
     for step in finished:
-        if (layout := _one(folder, step)) is not None:
+        try:
+            layout = _one(folder, step)
+        except CheckpointError as error:
+            damaged.append(error)
+            continue
+        if layout is not None:
             layouts.append(replace(layout, step=step.name))
-    names = tuple(layout.step or "" for layout in layouts)
     if layouts:
-        return [replace(layout, finished=names, unfinished=unfinished) for layout in layouts]
+        names = tuple(layout.step or "" for layout in layouts)
+        return [
+            replace(layout, finished=names, unfinished=unfinished, damaged=tuple(error.message for error in damaged))
+            for layout in layouts
+        ]
+    if len(damaged) == 1:
+        raise damaged[0]
+    raise_all(f"no step of {folder} can be read:", [error.message for error in damaged])
     raise _nothing(folder, unfinished)
 
 

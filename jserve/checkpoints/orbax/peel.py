@@ -15,7 +15,7 @@ from jserve.checkpoints.key_map import Leaves, Path, raise_all
 from jserve.checkpoints.lazy import LazyArray
 from jserve.errors import CheckpointError
 
-__all__ = ["KEPT_OUT", "Fitted", "Peeled", "fit_tree", "peel"]
+__all__ = ["KEPT_OUT", "Fitted", "Peeled", "fit_tree", "holds", "peel"]
 
 WRAPPERS = ("params", "model", "model_params", "target", "state")
 """What parameters may lie inside of."""
@@ -120,6 +120,12 @@ def fit_tree(
     leaves = best.leaves()
     raise_all(f"{where} does not fit the model:", [*best.wrong, *best.left_over(set(ignored))])
     return Fitted(leaves=leaves, root=best.naming.root, stacked_axis=best.stacked_axis)
+
+
+def holds(tree: Mapping[Path, LazyArray], wanted: Mapping[Path, tuple[int, ...]]) -> bool:
+    """Whether ``tree`` has at least half of the parameters of ``wanted`` by their names, as ``fit_tree`` finds them."""
+    most = max(len(_Fit(naming, tree, wanted, {}).found) for naming in _namings(tree, wanted))
+    return 2 * most >= len(wanted)
 
 
 @dataclass(frozen=True, kw_only=True)

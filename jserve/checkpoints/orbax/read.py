@@ -8,6 +8,7 @@ metadata gives. How the tree was sharded when it was saved is not asked.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path as FilePath
@@ -147,14 +148,20 @@ def _open_arrays(
     context = ts.Context(_CONTEXT)
     futures = {path: ts.open(spec, open=True, read=True, context=context) for path, spec in specs.items()}
     arrays: dict[Path, LazyArray] = {}
-    wrong: list[str] = []
+    wrong: dict[str, list[str]] = {}
     for path, future in futures.items():
         try:
             stored = _Stored(specs[path], future.result(), name=f"{folder} is damaged at {'.'.join(path)}")
             arrays[path] = stored.lazy()
         except (ValueError, OSError, TypeError) as error:
-            wrong.append(f"{'.'.join(path)}: {_first_line(error)}")
-    raise_all(f"{folder} is damaged; arrays that cannot be opened:", wrong)
+            wrong.setdefault(_reason(error), []).append(".".join(path))
+    raise_all(
+        f"{folder} is damaged; arrays that cannot be opened:",
+        [
+            f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}: {reason}"
+            for reason, names in wrong.items()
+        ],
+    )
     return arrays
 
 
@@ -224,8 +231,14 @@ class _Stored:
         try:
             return future.result()
         except (ValueError, OSError) as error:
-            raise CheckpointError(f"{self._name}: {_first_line(error)}") from None
+            raise CheckpointError(f"{self._name}: {_reason(error)}") from None
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].partition(" [tensorstore_spec=")[0][:300]
+def _reason(error: Exception) -> str:
+    """What TensorStore says, without the specification and without the layers that the error came through: its status,
+    and the innermost ``Error ...``."""
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    line = re.split(r" \[(?:tensorstore_spec|source locations|os_error_code)", line)[0]
+    status = re.match(r"[A-Z_]+: ", line)
+    start = line.rfind("Error ")
+    return (line if start < 0 else f"{status[0] if status else ''}{line[start:]}")[:300]

@@ -54,7 +54,8 @@ def open_saved(folder: FilePath, *, base: Kvstore | None = None, progress: Progr
     ``read_tree`` do; where no step can be read, with the reason of each.
     """
     failed: list[CheckpointError] = []
-    for layout in find_layouts(folder):
+    layouts = find_layouts(folder)
+    for layout in layouts:
         try:
             saved = _open(layout, base)
         except CheckpointError as error:
@@ -64,14 +65,14 @@ def open_saved(folder: FilePath, *, base: Kvstore | None = None, progress: Progr
             continue
         for step in layout.unfinished:
             progress.note(f"{folder}: step {step.name} is passed over, it is unfinished: {step.why}")
-        for failure in failed:
-            progress.note(f"a step is passed over: {failure.message}")
+        for damage in (*layout.damaged, *(failure.message for failure in failed)):
+            progress.note(f"a step is passed over: {damage}")
         progress.note(f"{folder}: {saved.words}")
         return saved
-    if len(failed) == 1:
+    damaged = [*layouts[0].damaged, *(failure.message for failure in failed)]
+    if len(damaged) == 1:
         raise failed[0]
-    reasons = [f"\n  {error.message}" for error in failed]
-    raise CheckpointError(f"no step of {folder} can be read:" + "".join(reasons[:10]))
+    raise CheckpointError("\n  ".join([f"no step of {folder} can be read:", *damaged[:10]]))
 
 
 def _open(layout: Layout, base: Kvstore | None) -> Saved:
