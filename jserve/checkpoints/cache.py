@@ -1,7 +1,7 @@
 """Folders on disk that are whole or not there: made aside under a lock, then renamed into place.
 
 Whatever kills the maker, half a folder never carries its final name. The lock is the kernel's and dies with its
-process; the next maker clears away what a dead one left.
+process; the next maker clears away what a dead one left, or goes on from there if it makes the same.
 """
 
 from __future__ import annotations
@@ -21,17 +21,27 @@ from jserve.config import cache_dir
 from jserve.errors import CheckpointError
 from jserve.progress import Progress
 
-__all__ = ["make_new", "make_once"]
+__all__ = ["make_new", "make_once", "sync_tree"]
 
 T = TypeVar("T")
 
 
-def make_once(final: Path, *, check: Callable[[Path], T], make: Callable[[Path], None], progress: Progress) -> T:
+def make_once(
+    final: Path,
+    *,
+    check: Callable[[Path], T],
+    make: Callable[[Path], None],
+    progress: Progress,
+    resume: str | None = None,
+) -> T:
     """What ``check(final)`` returns, ``final`` being made by ``make`` where it is not there or not whole.
 
     ``check`` raises CheckpointError for a folder that is damaged. ``make(scratch)`` fills an empty folder, a sibling
     of ``final``; what it raises passes through and nothing stays behind. Of several processes one makes it, and the
     others wait. An OSError, such as a full disk, becomes a CheckpointError.
+
+    ``resume`` names all that decides what is made, and fits a file's name. Where it is given, a maker that was killed
+    or interrupted leaves its folder for the next with the same name: ``make`` finds there what was finished.
     """
     if final.is_dir():
         try:
@@ -47,11 +57,11 @@ def make_once(final: Path, *, check: Callable[[Path], T], make: Callable[[Path],
         elif final.is_symlink() or final.exists():
             progress.note(f"{final} is no folder; making it again")
             _discard(final)
-        _make(final, make)
+        _make(final, make, resume)
         return check(final)
 
 
-def make_new(final: Path, *, make: Callable[[Path], None], progress: Progress) -> None:
+def make_new(final: Path, *, make: Callable[[Path], None], progress: Progress, resume: str | None = None) -> None:
     """Make ``final`` as ``make_once`` does. Raises CheckpointError where it is there already."""
     # The lock is kept out of a folder that is not ours.
     name = hashlib.sha256(str(final.absolute()).encode()).hexdigest()[:16]
@@ -60,7 +70,7 @@ def make_new(final: Path, *, make: Callable[[Path], None], progress: Progress) -
             raise CheckpointError(
                 f"{final} is there already; nothing was written", fix="name a folder that does not exist"
             )
-        _make(final, make)
+        _make(final, make, resume)
 
 
 @contextmanager
@@ -82,19 +92,21 @@ def _only_maker(final: Path, lock_path: Path, progress: Progress) -> Iterator[No
         lock.release()
 
 
-def _make(final: Path, make: Callable[[Path], None]) -> None:
+def _make(final: Path, make: Callable[[Path], None], resume: str | None) -> None:
     """Runs under the lock, so every scratch folder of this name was left by a maker that is dead."""
+    scratch = final.with_name(f".{final.name}.scratch-{resume or os.getpid()}")
     try:
         for stale in final.parent.glob(f".{_glob_safe(final.name)}.scratch-*"):
-            shutil.rmtree(stale, ignore_errors=True)
-        scratch = final.with_name(f".{final.name}.scratch-{os.getpid()}")
-        scratch.mkdir()
+            if resume is None or stale != scratch:
+                shutil.rmtree(stale, ignore_errors=True)
+        scratch.mkdir(exist_ok=resume is not None)
         try:
             make(scratch)
-            _sync_tree(scratch)
+            sync_tree(scratch)
             scratch.rename(final)
-        except BaseException:
-            shutil.rmtree(scratch, ignore_errors=True)
+        except BaseException as error:
+            if resume is None or isinstance(error, Exception):  # else the user interrupted it, and may go on
+                shutil.rmtree(scratch, ignore_errors=True)
             raise
         _sync(final.parent)
     except OSError as error:
@@ -118,7 +130,7 @@ def _glob_safe(name: str) -> str:
     return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
-def _sync_tree(folder: Path) -> None:
+def sync_tree(folder: Path) -> None:
     """Hand every file and folder under ``folder`` to the disk, so that the rename cannot outlive the contents."""
     paths = [folder, *folder.rglob("*")]
     with ThreadPoolExecutor(max_workers=4) as pool:

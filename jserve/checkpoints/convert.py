@@ -1,57 +1,104 @@
-"""A source -> an Orbax checkpoint with its manifest and tokenizer beside the arrays."""
+"""A source -> a new folder: an Orbax checkpoint with its manifest, or safetensors as on the Hugging Face Hub."""
 
 from __future__ import annotations
 
+import hashlib
+import shutil
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
+from typing import Literal, TypeAlias
+
+import numpy as np
 
 from jserve.checkpoints.cache import make_new
 from jserve.checkpoints.checkpoint import Checkpoint
-from jserve.checkpoints.digests import file_identity, file_record, file_records
-from jserve.checkpoints.fetch import LocalFile, fetch
+from jserve.checkpoints.digests import file_records
+from jserve.checkpoints.fetch import LocalFile, LocalFolder, fetch
+from jserve.checkpoints.key_map import Leaves
+from jserve.checkpoints.lazy import LazyArray, Region
 from jserve.checkpoints.manifest import ARRAYS_FOLDER, MANIFEST_NAME, TOKENIZER_NAME, Manifest
-from jserve.checkpoints.open import as_it_is
-from jserve.checkpoints.orbax.write import write_arrays
+from jserve.checkpoints.open import CONVERTER_VERSION, as_it_is
+from jserve.checkpoints.origin import Origin, read_origin
 from jserve.checkpoints.tree import main_dtype
 from jserve.checkpoints.uri import parse_source
-from jserve.errors import SourceError, UnsupportedModel
+from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.progress import SILENT, Progress
 
-__all__ = ["convert", "write_converted"]
+__all__ = ["Form", "convert", "resume_name", "write_converted"]
+
+Form: TypeAlias = Literal["orbax", "safetensors"]
+_PARTS_FOLDER = ".parts"
+"""Finished parts of an Orbax checkpoint that is under way."""
 
 
-def convert(src: str, dst: Path, *, progress: Progress | None = None) -> None:
+def convert(src: str, dst: Path, *, to: Form = "orbax", progress: Progress | None = None) -> None:
     """Convert the MODEL ``src`` to the new folder ``dst``, which appears only when it is whole.
 
-    Raises CheckpointError where ``dst`` exists, and for sources that are damaged; SourceError and UnsupportedModel
-    (both CheckpointErrors) for ones that cannot be had and that are not built.
+    A conversion that was killed or interrupted goes on where it stopped, when it is started again with the same
+    ``dst`` and the same contents of ``src``. Raises CheckpointError where ``dst`` exists, and for sources that are
+    damaged or hold values that are not finite; SourceError and UnsupportedModel (both CheckpointErrors) for ones that
+    cannot be had and that are not built.
     """
     progress = progress or SILENT
     found = fetch(parse_source(src), progress=progress)
-    if not isinstance(found, LocalFile):
-        raise UnsupportedModel(f"{src} is an Orbax checkpoint already", fix=f"serve it as it is: jserve serve {src}")
+    _refuse_what_it_is(found, src, to)
     dst = dst.absolute()
-    make_new(dst, make=lambda scratch: write_converted(found, src, scratch, progress=progress), progress=progress)
+    if dst.exists():  # told before anything is read, and looked at again under the lock
+        raise CheckpointError(f"{dst} is there already; nothing was written", fix="name a folder that does not exist")
+    origin = read_origin(found, progress=progress)
+    make_new(
+        dst,
+        make=lambda scratch: write_converted(found, origin, src, scratch, to=to, progress=progress),
+        progress=progress,
+        resume=resume_name(origin.sha256, to),
+    )
 
 
-def write_converted(found: LocalFile, source: str, folder: Path, *, progress: Progress) -> None:
-    """Convert the GGUF file ``found`` into the empty ``folder``. ``source`` is written into the manifest.
+def resume_name(source_sha256: str, to: Form) -> str:
+    """What a conversion is called: all that decides what is written."""
+    what = f"{source_sha256} {to} {CONVERTER_VERSION} {version('jserve')}"
+    return hashlib.sha256(what.encode()).hexdigest()[:16]
 
-    Raises SourceError where the file is not, or does not stay, the one whose digest ``found`` holds.
+
+def write_converted(
+    found: LocalFile | LocalFolder, origin: Origin, source: str, folder: Path, *, to: Form, progress: Progress
+) -> None:
+    """Convert ``found``, which ``origin`` tells of, into ``folder``: empty, or left by a run that was killed.
+
+    ``source`` is written into the manifest. Raises SourceError where the files do not stay what they were.
     """
-    before = file_identity(found.path)
-    if file_record(found.path).sha256 != found.sha256:
-        raise SourceError(
-            f"{found.path} is not what it was when it was fetched", fix=f"delete {found.path} and start again"
-        )
     with as_it_is(found, source) as checkpoint:
-        _write(checkpoint, folder, source_sha256=found.sha256, progress=progress)
-    if file_identity(found.path) != before:
-        raise SourceError(f"{found.path} changed while it was converted", fix="run the command again")
+        if isinstance(found, LocalFolder):
+            checkpoint = replace(checkpoint, leaves=_finite(checkpoint))
+        if to == "orbax":
+            _write_orbax(checkpoint, folder, source_sha256=origin.sha256, progress=progress)
+        else:
+            from jserve.checkpoints.hf.write import write_hf
+
+            write_hf(checkpoint, folder, progress=progress)
+    origin.check_unchanged()
 
 
-def _write(checkpoint: Checkpoint, folder: Path, *, source_sha256: str, progress: Progress) -> None:
+def _refuse_what_it_is(found: LocalFile | LocalFolder, src: str, to: Form) -> None:
+    if not isinstance(found, LocalFolder):
+        return
+    serve = f"serve it as it is: jserve serve {src}"
+    if found.kind == "written" and to == "orbax":
+        raise UnsupportedModel(f"{src} is an Orbax checkpoint already", fix=f"{serve}; or --to safetensors")
+    if found.kind == "hf" and to == "safetensors":
+        raise UnsupportedModel(f"{src} is a folder of safetensors already", fix=f"{serve}; or --to orbax")
+
+
+def _write_orbax(checkpoint: Checkpoint, folder: Path, *, source_sha256: str, progress: Progress) -> None:
+    from jserve.checkpoints.orbax.write import write_arrays
+
+    for path in folder.iterdir():
+        if path.name != _PARTS_FOLDER:  # whatever else a killed run left is quickly made again
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     progress.start(f"convert {checkpoint.path.name}", sum(leaf.nbytes for leaf in checkpoint.leaves.values()), "B")
-    write_arrays(folder / ARRAYS_FOLDER, checkpoint.leaves, progress=progress)
+    write_arrays(folder / ARRAYS_FOLDER, checkpoint.leaves, parts=folder / _PARTS_FOLDER, progress=progress)
     progress.done()
     tokenizer = checkpoint.tokenizer
     if tokenizer is not None:
@@ -73,3 +120,20 @@ def _write(checkpoint: Checkpoint, folder: Path, *, source_sha256: str, progress
         files=file_records(folder, sizes, progress=progress),
     )
     (folder / MANIFEST_NAME).write_bytes(manifest.to_json())
+
+
+def _finite(checkpoint: Checkpoint) -> Leaves:
+    """The parameters, looked through as they are read. (GGUF's are already.)"""
+
+    def read(name: str, leaf: LazyArray, region: Region) -> np.ndarray:
+        values = leaf.read_region(region)
+        if not np.isfinite(values).all():
+            raise CheckpointError(
+                f"{checkpoint.path}: {name} holds values that are not finite numbers",
+                fix=f"see all that do: jserve inspect --check {checkpoint.source}",
+            )
+        return values
+
+    return {
+        path: replace(leaf, read_region=partial(read, ".".join(path), leaf)) for path, leaf in checkpoint.leaves.items()
+    }

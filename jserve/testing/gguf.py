@@ -23,6 +23,7 @@ __all__ = [
     "TINY_TOKENS",
     "llama_metadata",
     "llama_tensors",
+    "random_leaves",
     "write_gguf",
     "write_tiny_gguf",
 ]
@@ -59,13 +60,14 @@ def write_tiny_gguf(
     of None leaves its key out.
     """
     config = LlamaConfig(**{**TINY_LLAMA, "vocab_size": len(TINY_TOKENS), **overrides})
-    leaves = _random_leaves(config, seed)
+    leaves = random_leaves(config, seed)
     write_gguf(path, {**llama_metadata(config), **(metadata or {})}, llama_tensors(leaves, kind=kind))
     return leaves
 
 
-def _random_leaves(config: LlamaConfig, seed: int) -> dict[tuple[str, ...], np.ndarray]:
-    """Made by numpy: nothing is compiled, and no two parameters are alike, norms included."""
+def random_leaves(config: LlamaConfig, seed: int) -> dict[tuple[str, ...], np.ndarray]:
+    """Parameters of a Llama by path, float32. Made by numpy: nothing is compiled, and no two are alike, norms
+    included."""
     rng = np.random.default_rng(seed)
     _, state = build_abstract(family("llama"), config, np.dtype(np.float32))
     leaves: dict[tuple[str, ...], np.ndarray] = {}

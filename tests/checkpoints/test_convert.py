@@ -20,10 +20,12 @@ from jserve.checkpoints.fetch import LocalFile
 from jserve.checkpoints.manifest import Manifest, read_manifest
 from jserve.checkpoints.orbax import write
 from jserve.checkpoints.orbax.read import read_tree
+from jserve.checkpoints.origin import read_origin
 from jserve.checkpoints.tree import flatten
 from jserve.checkpoints.written import open_written
 from jserve.errors import CheckpointError, SourceError, UnsupportedModel
 from jserve.models.naive import naive_generate
+from jserve.progress import SILENT
 from jserve.testing.gguf import CHAT_TEMPLATE, TINY_TOKENS, write_tiny_gguf
 
 
@@ -153,11 +155,10 @@ def test_a_source_that_changes_is_not_taken_for_what_it_was(source, tmp_path):
 
     (tmp_path / "a").mkdir()
     with pytest.raises(SourceError, match="changed while it was converted"):
-        write_converted(found, "x", tmp_path / "a", progress=Meddler())
+        write_converted(found, read_origin(found, progress=SILENT), "x", tmp_path / "a", to="orbax", progress=Meddler())
     write_tiny_gguf(source, seed=9)
-    (tmp_path / "b").mkdir()
     with pytest.raises(SourceError, match="is not what it was when it was fetched"):
-        write_converted(found, "x", tmp_path / "b", progress=Recorder())
+        read_origin(found, progress=SILENT)
 
 
 def test_what_is_converted_already_is_said_so(source, tmp_path):

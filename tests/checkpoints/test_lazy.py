@@ -69,3 +69,32 @@ def test_only_what_was_asked_for_is_read():
     )
     base.split(0, (4, 2)).transposed((2, 0, 1)).at(0, 3).part(0, 1, 3).read((slice(0, 1), slice(None)))
     assert asked == [(slice(2, 4), slice(3, 4))]
+
+
+def test_unpaired_is_the_inverse_of_paired():
+    values = np.arange(48).reshape(2, 8, 3)
+    lazy = LazyArray.whole(values.shape, values.dtype, lambda: values)
+    np.testing.assert_array_equal(lazy.paired(1).unpaired(1).read(), values)
+    np.testing.assert_array_equal(
+        lazy.unpaired(1).read((slice(1, 2), slice(3, 6), slice(None))), lazy.unpaired(1).read()[1:2, 3:6]
+    )
+
+
+def test_concatenated_reads_what_is_asked_for_only():
+    asked = []
+
+    def part(rows, start):
+        values = np.arange(start, start + 2 * rows).reshape(rows, 2)
+
+        def read(region):
+            asked.append((start, region[0]))
+            return values[region]
+
+        return LazyArray(shape=values.shape, dtype=values.dtype, read_region=read)
+
+    whole = LazyArray.concatenated([part(3, 0), part(1, 6), part(2, 8)], 0)
+    np.testing.assert_array_equal(whole.read(), np.arange(12).reshape(6, 2))
+    asked.clear()
+    np.testing.assert_array_equal(whole.read((slice(3, 5), slice(1, 2))), [[7], [9]])
+    assert asked == [(6, slice(0, 1)), (8, slice(0, 1))]
+    assert whole.read((slice(2, 2), slice(None))).shape == (0, 2)

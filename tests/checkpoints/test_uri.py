@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jserve.checkpoints.fetch import fetch
+from jserve.checkpoints.fetch import LocalFolder, fetch
 from jserve.checkpoints.names import PICKLES, member_path, resolve_member
 from jserve.checkpoints.uri import HubSource, LocalSource, PypiSource, parse_source
 from jserve.config import DEFAULT_MODEL
@@ -160,7 +160,6 @@ def test_a_device_is_no_model():
     [
         ([], SourceError, "holds no checkpoint: looked for"),
         (["a.gguf"], SourceError, "MODEL is one file"),
-        (["model.safetensors", "config.json"], UnsupportedModel, "reading safetensors is not built"),
         (["_METADATA", "manifest.ocdbt"], UnsupportedModel, r"Orbax checkpoint without jserve\.json"),
     ],
 )
@@ -173,5 +172,18 @@ def test_folders_of_other_kinds_are_named(tmp_path, names, error, words):
 
 def test_files_of_other_kinds_are_named(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"x")
+    (tmp_path / "weights.npz").write_bytes(b"x")
     with pytest.raises(UnsupportedModel, match=r"is not a \.gguf file"):
+        fetch(LocalSource(path=tmp_path / "weights.npz"), progress=SILENT)
+    with pytest.raises(UnsupportedModel, match="is a part of a model") as error:
         fetch(LocalSource(path=tmp_path / "model.safetensors"), progress=SILENT)
+    assert error.value.fix == f"give the folder that it lies in: {tmp_path}"
+
+
+@pytest.mark.parametrize(
+    "names", [["model.safetensors"], ["config.json", "a.safetensors"], ["model.safetensors.index.json", "x.gguf"]]
+)
+def test_a_folder_of_safetensors_is_taken_as_it_is(tmp_path, names):
+    for name in names:
+        (tmp_path / name).write_bytes(b"x")
+    assert fetch(LocalSource(path=tmp_path), progress=SILENT) == LocalFolder(path=tmp_path, kind="hf")

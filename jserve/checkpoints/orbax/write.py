@@ -6,19 +6,21 @@ weights hardly shrink, and unpacking them doubles the time of a start.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import type_handlers
 
+from jserve.checkpoints.cache import sync_tree
 from jserve.checkpoints.key_map import Leaves
 from jserve.checkpoints.lazy import LazyArray
 from jserve.checkpoints.tree import nest
@@ -28,26 +30,32 @@ __all__ = ["write_arrays"]
 
 _BATCH_BYTES = 256 << 20
 """Host memory that a write holds, beside one leaf. Each batch becomes a file or two."""
+_PROCESS_FOLDER = "ocdbt.process_"
+"""How Orbax names the share of each process; its merge looks for these."""
 _CHUNK_BYTES = 64 << 20
 """Largest piece of one array: a device that holds a part of it need not read it all."""
 
 
-def write_arrays(path: Path, leaves: Leaves, *, progress: Progress) -> None:
+def write_arrays(path: Path, leaves: Leaves, *, parts: Path, progress: Progress) -> None:
     """Write ``leaves`` as a new Orbax checkpoint at ``path``, reading each only when its turn comes.
 
-    Raises OSError for what the operating system refuses, such as a full disk.
+    Batches are finished one by one in the folder ``parts``, on the same disk. Those that an earlier call with the
+    same ``leaves`` finished there, before it was killed, are taken as they are. Raises OSError for what the operating
+    system refuses, such as a full disk.
     """
     tree = nest(leaves)
+    parts.mkdir(exist_ok=True)
     handler = ocp.PyTreeCheckpointHandler(
         use_ocdbt=True,
         use_compression=False,
         type_handler_registry=type_handlers.create_type_handler_registry(
-            (LazyArray, _LazyHandler(progress)), (jax.Array, type_handlers.ArrayHandler())
+            (LazyArray, _LazyHandler(parts, progress)), (jax.Array, type_handlers.ArrayHandler())
         ),
     )
     save_args = jax.tree.map(lambda leaf: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES), tree)
     with _os_errors(path), ocp.Checkpointer(handler) as checkpointer:
         checkpointer.save(path.absolute(), args=ocp.args.PyTreeSave(tree, save_args=save_args))
+    parts.rmdir()
 
 
 @contextmanager
@@ -67,13 +75,20 @@ def _os_errors(path: Path) -> Iterator[None]:
         log.setLevel(before)
 
 
-class _LazyHandler(type_handlers.NumpyHandler):
-    """Writes LazyArrays as Orbax writes numpy arrays, holding a batch of them at a time."""
+_Item = tuple[LazyArray, type_handlers.ParamInfo, ocp.SaveArgs]
 
-    def __init__(self, progress: Progress) -> None:
-        super().__init__(deepcopy_host_arrays=False)
+
+class _LazyHandler(type_handlers.NumpyHandler):
+    """Writes LazyArrays as Orbax writes numpy arrays, holding a batch of them at a time.
+
+    Each batch is written as Orbax has each process of several write its share: a database of its own, which Orbax then
+    merges, by reference, with the others. So one that is finished stays good whatever becomes of the rest.
+    """
+
+    def __init__(self, parts: Path, progress: Progress) -> None:
+        super().__init__()
+        self._parts = parts
         self._progress = progress
-        self._failed: list[Exception] = []
 
     async def serialize(
         self,
@@ -81,32 +96,66 @@ class _LazyHandler(type_handlers.NumpyHandler):
         infos: Sequence[type_handlers.ParamInfo],
         args: Sequence[ocp.SaveArgs] | None = None,
     ) -> Sequence[ocp.future.Future]:
-        args = args or [ocp.SaveArgs()] * len(values)
-        batch: list[tuple[np.ndarray, type_handlers.ParamInfo, ocp.SaveArgs]] = []
-        held = 0
-        for lazy, info, arg in zip(values, infos, args, strict=True):
-            if batch and held + lazy.nbytes > _BATCH_BYTES:
-                await self._write(batch)
-                batch, held = [], 0
-            batch.append((lazy.read(), info, arg))
-            held += lazy.nbytes
-            self._progress.advance(lazy.nbytes)
-        if batch:
-            await self._write(batch)
+        items = list(zip(values, infos, args or [ocp.SaveArgs()] * len(values), strict=True))
+        folders = []
+        for number, batch in enumerate(_batches(items)):
+            names = [(info.name, lazy.shape, lazy.dtype.str) for lazy, info, _ in batch]
+            part = self._parts / f"{number}-{hashlib.sha256(repr(names).encode()).hexdigest()[:16]}"
+            if part.is_dir():
+                self._progress.advance(sum(lazy.nbytes for lazy, _, _ in batch))
+            else:
+                await self._write(batch, part, str(number))
+            folders.append(part / f"{_PROCESS_FOLDER}{number}")
+        for info in infos:
+            await info.await_path_creation()
+        for folder in folders:
+            folder.rename(Path(infos[0].parent_dir) / folder.name)
+            folder.parent.rmdir()
         return []
 
-    async def _write(self, batch: Sequence[tuple[np.ndarray, type_handlers.ParamInfo, ocp.SaveArgs]]) -> None:
-        arrays, infos, args = (list(column) for column in zip(*batch, strict=True))
+    async def _write(self, batch: Sequence[_Item], part: Path, process: str) -> None:
+        """Make the folder ``part``, which is there only when all of it is on the disk."""
+        scratch = part.with_name(f"{part.name}.unfinished")
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir()
+        arrays = []
+        for lazy, _, _ in batch:
+            arrays.append(lazy.read())
+            self._progress.advance(lazy.nbytes)
+        infos = [info.replace(parent_dir=scratch, path=scratch / info.name) for _, info, _ in batch]
+        handler = _BatchHandler(ocdbt_process_id=process, deepcopy_host_arrays=False)
         # Waiting here, and not for all at the end, is what bounds the memory.
-        for future in await super().serialize(arrays, infos, args):
+        for future in await handler.serialize(arrays, infos, [arg for _, _, arg in batch]):
             future.result()
-        if self._failed:
-            raise self._failed[0]
+        if handler.failed:
+            raise handler.failed[0]
+        sync_tree(scratch)
+        scratch.rename(part)
+
+
+class _BatchHandler(type_handlers.NumpyHandler):
+    """Writes one batch. A failure waits for the other arrays: Orbax would close the loop that they answer to, and
+    TensorStore's threads would print a traceback for each."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.failed: list[Exception] = []
 
     async def _open_and_write(self, *args: Any, **kwargs: Any) -> None:
-        """One array. A failure waits for the others of its batch: Orbax would close the loop that they answer to, and
-        TensorStore's threads would print a traceback for each."""
         try:
             await super()._open_and_write(*args, **kwargs)
         except Exception as error:
-            self._failed.append(error)
+            self.failed.append(error)
+
+
+def _batches(items: Sequence[_Item]) -> Iterator[list[_Item]]:
+    batch: list[_Item] = []
+    held = 0
+    for item in items:
+        if batch and held + item[0].nbytes > _BATCH_BYTES:
+            yield batch
+            batch, held = [], 0
+        batch.append(item)
+        held += item[0].nbytes
+    if batch:
+        yield batch

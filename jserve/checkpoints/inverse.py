@@ -1,0 +1,60 @@
+"""A key map the other way: parameters as the tensors of a file."""
+
+from __future__ import annotations
+
+from jserve.checkpoints.key_map import Entry, KeyMap, Leaves
+from jserve.checkpoints.lazy import LazyArray
+
+__all__ = ["plan_tensors"]
+
+
+def plan_tensors(key_map: KeyMap, leaves: Leaves) -> dict[str, LazyArray]:
+    """The tensors, by name, that ``plan_leaves`` makes ``leaves`` of; nothing is read.
+
+    ``key_map`` must hold every parameter. Names get the first of its prefixes. What is outside the layers comes first,
+    then layer after layer. Parts of one tensor, and layers that lie in one, must have one dtype.
+    """
+    layers = sorted({int(part) for path in leaves for part in path if part.isdigit()})
+    prefix = key_map.prefixes[0]
+    tensors: dict[str, LazyArray] = {}
+    for layer in [None, *layers]:
+        groups: dict[str, list[Entry]] = {}
+        for entry in key_map.entries:
+            if ("{i}" in entry.leaf) == (layer is not None) and _path(entry, layer) in leaves:
+                groups.setdefault(entry.tensor, []).append(entry)
+        for tensor, entries in groups.items():
+            name = prefix + tensor.replace("{i}", str(layer))
+            parts = [_stored(entry, leaves[_path(entry, layer)]) for entry in entries]
+            for expert in range(len(parts[0])):
+                of_expert = [part[expert] for part in parts]
+                axis = entries[0].fused_axis
+                tensors[name.replace("{e}", str(expert))] = (
+                    of_expert[0] if axis is None else LazyArray.concatenated(of_expert, axis)
+                )
+    return tensors
+
+
+def _path(entry: Entry, layer: int | None) -> tuple[str, ...]:
+    return tuple(entry.leaf.replace("{i}", str(layer)).split("."))
+
+
+def _stored(entry: Entry, leaf: LazyArray) -> list[LazyArray]:
+    """``leaf`` as it lies in a file: one array, or one for each expert."""
+    wholes = [leaf.at(0, e) for e in range(leaf.shape[0])] if entry.per_expert else [leaf]
+    return [_one(entry, whole) for whole in wholes]
+
+
+def _one(entry: Entry, array: LazyArray) -> LazyArray:
+    ours, theirs = entry.axes
+    if entry.plus:
+        array = array.plus(-entry.plus)
+    if entry.interleaved:
+        array = array.unpaired(ours.index("Dh"))
+    if entry.how:
+        names = [name for group in theirs for name in group]
+        if names != ours:
+            array = array.transposed([ours.index(name) for name in names])
+        for axis, group in enumerate(theirs):
+            if len(group) > 1:
+                array = array.merged(axis, len(group))
+    return array

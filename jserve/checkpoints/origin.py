@@ -1,0 +1,85 @@
+"""The files that a conversion reads: what they are called together, and whether they stay as they were."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from jserve.checkpoints.digests import file_identity, file_record, remembered_sha256
+from jserve.checkpoints.fetch import LocalFile, LocalFolder
+from jserve.config import cache_dir
+from jserve.errors import SourceError
+from jserve.progress import Progress
+
+__all__ = ["Origin", "read_origin"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """A source's files as they were when they were looked at."""
+
+    sha256: str
+    """Of a file; of a folder, of the names and digests of all files that are read."""
+    identities: Mapping[Path, tuple[int, ...]]
+
+    def check_unchanged(self) -> None:
+        """Raise SourceError that names every file that is not the one that it was."""
+        changed = [str(path) for path, identity in self.identities.items() if _identity(path) != identity]
+        if changed:
+            raise SourceError(f"{', '.join(changed)} changed while it was converted", fix="run the command again")
+
+
+def read_origin(found: LocalFile | LocalFolder, *, progress: Progress) -> Origin:
+    """Read every byte of ``found``, or what is remembered of it.
+
+    Raises SourceError where a file cannot be read, or is not what it was when it was fetched.
+    """
+    try:
+        if isinstance(found, LocalFile):
+            identities = {found.path: file_identity(found.path)}
+            if file_record(found.path).sha256 != found.sha256:
+                raise SourceError(
+                    f"{found.path} is not what it was when it was fetched", fix=f"delete {found.path} and start again"
+                )
+            return Origin(sha256=found.sha256, identities=identities)
+        files = _files(found)
+        identities = {path: file_identity(path) for path in files}
+        return Origin(sha256=_together(found.path, identities, progress), identities=identities)
+    except OSError as error:
+        raise SourceError(f"cannot read {error.filename or found.path}: {error.strerror}") from None
+
+
+def _files(found: LocalFolder) -> list[Path]:
+    folder = found.path
+    if found.kind == "written":
+        return sorted(path for path in folder.rglob("*") if path.is_file())
+    from jserve.checkpoints.hf.folder import TEXT_SUFFIXES
+    from jserve.checkpoints.hf.shards import weight_files
+
+    texts = [path for path in sorted(folder.iterdir()) if path.suffix in TEXT_SUFFIXES and path.is_file()]
+    return list(dict.fromkeys([*texts, *weight_files(folder)]))
+
+
+def _together(folder: Path, identities: Mapping[Path, tuple[int, ...]], progress: Progress) -> str:
+    sizes = [path.stat().st_size for path in identities]
+    memory = cache_dir() / "digests"
+    whole = hashlib.sha256()
+    progress.start("hash the source", sum(sizes), "B")
+    with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+        digests = pool.map(lambda path: remembered_sha256(path, memory), identities)
+        for path, size, digest in zip(identities, sizes, digests, strict=True):
+            whole.update(f"{path.relative_to(folder).as_posix()}\0{digest}\n".encode())
+            progress.advance(size)
+    progress.done()
+    return whole.hexdigest()
+
+
+def _identity(path: Path) -> tuple[int, ...] | None:
+    try:
+        return file_identity(path)
+    except OSError:
+        return None

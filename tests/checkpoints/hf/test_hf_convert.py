@@ -1,0 +1,172 @@
+"""Hugging Face -> Orbax -> Hugging Face, and GGUF -> safetensors: what stands in the folders, byte for byte."""
+
+import json
+import os
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from jserve.checkpoints.convert import convert
+from jserve.checkpoints.hf import write
+from jserve.checkpoints.hf.folder import open_hf
+from jserve.checkpoints.open import open_checkpoint
+from jserve.checkpoints.tree import flatten
+from jserve.checkpoints.written import open_written
+from jserve.cli.main import main
+from jserve.errors import CheckpointError, SourceError, UnsupportedModel
+from jserve.testing.gguf import CHAT_TEMPLATE, write_tiny_gguf
+from jserve.testing.hf import write_tiny_hf
+
+
+@pytest.fixture(autouse=True)
+def cache_home(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("xdg")))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_there_and_back_is_byte_for_byte(tmp_path, dtype, shards):
+    leaves = write_tiny_hf(tmp_path / "a", dtype=dtype, shards=shards, generation={"temperature": 0.5, "top_k": 9})
+    convert(str(tmp_path / "a"), tmp_path / "b")
+    middle = open_written(tmp_path / "b")
+    assert middle.leaves.keys() == leaves.keys()
+    for path, leaf in middle.leaves.items():
+        assert leaf.dtype == leaves[path].dtype
+        assert leaf.read().tobytes() == leaves[path].tobytes()
+    convert(str(tmp_path / "b"), tmp_path / "c", to="safetensors")
+    first, last = open_hf(tmp_path / "a", source="x"), open_hf(tmp_path / "c", source="x")
+    assert (last.config, last.family, last.generation, last.eos_ids) == (
+        first.config,
+        first.family,
+        first.generation,
+        first.eos_ids,
+    )
+    assert last.chat_template == first.chat_template == CHAT_TEMPLATE
+    assert last.tokenizer.encode("hello the world", add_special=True) == first.tokenizer.encode(
+        "hello the world", add_special=True
+    )
+    if shards == 1:
+        assert (tmp_path / "c" / "model.safetensors").read_bytes() == (
+            tmp_path / "a" / "model.safetensors"
+        ).read_bytes()
+    else:
+        whole = load_file(tmp_path / "c" / "model.safetensors")
+        for path in (tmp_path / "a").glob("*.safetensors"):
+            for name, tensor in load_file(path).items():
+                assert whole.pop(name).tobytes() == tensor.tobytes()
+        assert whole == {}
+
+
+def test_the_manifest_names_the_source(tmp_path):
+    write_tiny_hf(tmp_path / "a")
+    convert(str(tmp_path / "a"), tmp_path / "b")
+    checkpoint = open_checkpoint(str(tmp_path / "b"))
+    assert (checkpoint.name, checkpoint.source) == ("a", str(tmp_path / "a"))
+    params = checkpoint.restore(checkpoint.abstract(jnp.float32)[1])
+    assert len(flatten(params)) == len(checkpoint.leaves)
+
+
+def test_many_shards_and_their_index(tmp_path, monkeypatch):
+    monkeypatch.setattr(write, "_SHARD_BYTES", 20_000)
+    write_tiny_hf(tmp_path / "a", dtype="bfloat16")
+    convert(str(tmp_path / "a"), tmp_path / "b")
+    convert(str(tmp_path / "b"), tmp_path / "c", to="safetensors")
+    names = sorted(path.name for path in (tmp_path / "c").glob("*.safetensors"))
+    assert len(names) > 3
+    assert names[0] == f"model-00001-of-{len(names):05}.safetensors"
+    assert all((tmp_path / "c" / name).stat().st_size < 20_000 for name in names)
+    wanted = load_file(tmp_path / "a" / "model.safetensors")
+    index = json.loads((tmp_path / "c" / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in wanted.values())
+    assert index["weight_map"].keys() == wanted.keys()
+    for name, shard in index["weight_map"].items():
+        assert load_file(tmp_path / "c" / shard)[name].tobytes() == wanted[name].tobytes()
+    assert open_hf(tmp_path / "c", source="x").leaves.keys() == open_hf(tmp_path / "a", source="x").leaves.keys()
+
+
+def test_gguf_to_safetensors(tmp_path):
+    wanted = write_tiny_gguf(tmp_path / "t.gguf", kind="BF16", metadata={"tokenizer.ggml.add_bos_token": True})
+    convert(str(tmp_path / "t.gguf"), tmp_path / "c", to="safetensors")
+    checkpoint = open_hf(tmp_path / "c", source="x")
+    assert json.loads((tmp_path / "c" / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
+    for path, leaf in checkpoint.leaves.items():
+        kind = np.float32 if leaf.dtype == np.float32 else ml_dtypes.bfloat16
+        np.testing.assert_array_equal(leaf.read(), wanted[path].astype(kind))
+    tokenizer = checkpoint.tokenizer
+    assert (tokenizer.bos_id, tokenizer.add_bos) == (1, True)
+    assert tokenizer.encode("hello", add_special=True)[0] == 1
+    assert tokenizer.backend.encode("hello", add_special_tokens=True).ids[0] == 1
+
+
+def test_what_is_in_the_form_asked_for_is_not_converted(tmp_path):
+    write_tiny_hf(tmp_path / "a")
+    with pytest.raises(UnsupportedModel, match="is a folder of safetensors already") as error:
+        convert(str(tmp_path / "a"), tmp_path / "c", to="safetensors")
+    assert error.value.fix == f"serve it as it is: jserve serve {tmp_path / 'a'}; or --to orbax"
+
+
+def test_values_that_are_not_finite_are_never_written(tmp_path):
+    write_tiny_hf(tmp_path / "a")
+    path = tmp_path / "a" / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.norm.weight"][3] = np.inf
+    save_file(tensors, path)
+    with pytest.raises(CheckpointError, match="norm holds values that are not finite numbers") as error:
+        convert(str(tmp_path / "a"), tmp_path / "b")
+    assert error.value.fix == f"see all that do: jserve inspect --check {tmp_path / 'a'}"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a"]
+
+
+class Meddler:
+    """Touches a file once the conversion has begun."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def start(self, task, total, unit):
+        if task.startswith("convert "):
+            os.utime(self.path)
+
+    def advance(self, n): ...
+
+    def note(self, message): ...
+
+    def done(self): ...
+
+
+@pytest.mark.parametrize("name", ["model-00002-of-00003.safetensors", "config.json", "tokenizer.json"])
+def test_a_source_that_changes_meanwhile_is_not_taken(tmp_path, name):
+    write_tiny_hf(tmp_path / "a", shards=3)
+    with pytest.raises(SourceError, match=rf"{name} changed while it was converted"):
+        convert(str(tmp_path / "a"), tmp_path / "b", progress=Meddler(tmp_path / "a" / name))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a"]
+
+
+def test_a_destination_that_is_there_is_left_alone_before_anything_is_read(tmp_path):
+    write_tiny_hf(tmp_path / "a")
+    (tmp_path / "b").write_text("mine")
+    with pytest.raises(CheckpointError, match="is there already; nothing was written"):
+        convert(str(tmp_path / "a"), tmp_path / "b")
+    assert (tmp_path / "b").read_text() == "mine"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_destination_that_cannot_be_written(tmp_path):
+    write_tiny_hf(tmp_path / "a")
+    (tmp_path / "locked").mkdir(mode=0o500)
+    with pytest.raises(CheckpointError, match=r"cannot write .*: Permission denied"):
+        convert(str(tmp_path / "a"), tmp_path / "locked" / "b")
+
+
+def test_the_command_line(tmp_path, capsys):
+    write_tiny_hf(tmp_path / "a")
+    assert main(["convert", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    assert main(["convert", "--to", "safetensors", "--json", str(tmp_path / "b"), str(tmp_path / "c")]) == 0
+    assert json.loads(capsys.readouterr().out)["checkpoint"] == str(tmp_path / "c")
+    assert open_hf(tmp_path / "c", source="x").name == "c"
+    assert main(["convert", "--to", "safetensors", str(tmp_path / "c"), str(tmp_path / "d")]) == 4
+    assert "is a folder of safetensors already" in capsys.readouterr().err
+    assert main(["convert", "--to", "pickle", str(tmp_path / "c"), str(tmp_path / "d")]) == 2
