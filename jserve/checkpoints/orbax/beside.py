@@ -17,6 +17,7 @@ from jserve.checkpoints.hf.families import hf_family
 from jserve.checkpoints.key_map import KeyMap
 from jserve.checkpoints.manifest import MANIFEST_NAME
 from jserve.checkpoints.names import resolve_member
+from jserve.checkpoints.orbax.layout import ITEMS, is_step_name
 from jserve.errors import CheckpointError
 from jserve.models.config import ModelConfig
 from jserve.models.registry import family
@@ -51,13 +52,20 @@ class _Manifest(msgspec.Struct):
 
 
 def places(folder: Path, arrays: Path) -> list[Path]:
-    """Where to look, nearest first: from the folder of the arrays up to the checkpoint's, and two above it."""
-    inner = arrays if arrays.is_dir() else arrays.parent
-    outer = folder if folder.is_dir() else folder.parent
+    """Where to look, nearest first: from the folder of the arrays up to the run's, and two above it.
+
+    ``folder``, as it was given, may be a step, or an item of one.
+    """
+    inner = (arrays if arrays.is_dir() else arrays.parent).absolute()
+    outer = (folder if folder.is_dir() else folder.parent).absolute()
+    if outer.name in ITEMS:
+        outer = outer.parent
+    if is_step_name(outer.name):
+        outer = outer.parent
     found = [inner]
     while found[-1] != outer and outer in found[-1].parents:
         found.append(found[-1].parent)
-    return list(dict.fromkeys([*found, *outer.absolute().parents[:2]]))
+    return list(dict.fromkeys([*found, *outer.parents[:2]]))
 
 
 def find_beside(where: Sequence[Path], name: str) -> Path | None:

@@ -20,7 +20,7 @@ from jserve.checkpoints.names import resolve_member
 from jserve.checkpoints.orbax.read import METADATA_NAME
 from jserve.errors import CheckpointError, SourceError, UnsupportedModel
 
-__all__ = ["ITEMS", "Layout", "Unfinished", "find_layouts", "is_checkpoint"]
+__all__ = ["ITEMS", "Layout", "Unfinished", "find_layouts", "is_checkpoint", "is_step_name"]
 
 MARKER = "orbax.checkpoint"
 CHECKPOINT_METADATA = "_CHECKPOINT_METADATA"
@@ -36,6 +36,8 @@ LOOKED_FOR = (
 )
 _MAX_METADATA_BYTES = 16 << 20
 _STEP = re.compile(r"(?:[A-Za-z][A-Za-z_-]*[_-])?(\d+)")
+
+_USUAL_STEP = re.compile(r"((step|checkpoint|ckpt)[_-]?)?\d+", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,11 @@ class Layout:
             others_of = [item for item in self.items if item != self.item]
             parts.append(f"item {self.item}" + (f" (others: {', '.join(others_of)})" if others_of else ""))
         return ", ".join(parts)
+
+
+def is_step_name(name: str) -> bool:
+    """Whether ``name`` is one that steps usually have: ``23``, ``step_23``, ``checkpoint_23``."""
+    return _USUAL_STEP.fullmatch(name) is not None
 
 
 def is_checkpoint(folder: Path) -> bool:

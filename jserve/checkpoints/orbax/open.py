@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path as FilePath
 
@@ -14,7 +13,7 @@ from jserve.checkpoints.lazy import LazyArray
 from jserve.checkpoints.manifest import MANIFEST_NAME
 from jserve.checkpoints.orbax.beside import CONFIG_NAME, Described, places, read_described, read_sampling
 from jserve.checkpoints.orbax.known_trees import recognise
-from jserve.checkpoints.orbax.layout import ITEMS
+from jserve.checkpoints.orbax.layout import ITEMS, is_step_name
 from jserve.checkpoints.orbax.peel import fit_tree, holds, peel
 from jserve.checkpoints.orbax.read import Kvstore
 from jserve.checkpoints.orbax.saved import Saved, open_saved
@@ -28,7 +27,8 @@ from jserve.text.from_hf import HfText, has_tokenizer, read_hf_tokenizer
 __all__ = ["open_orbax"]
 
 _READABLE = ("float64", "float32", "float16", "bfloat16")
-_STEP_NAME = re.compile(r"((step|checkpoint|ckpt)s?[_-]?)?\d*", re.IGNORECASE)
+_NO_NAMES = frozenset({*ITEMS, "step", "steps", "checkpoint", "checkpoints", "ckpt", "ckpts"})
+"""Of folders that say nothing of the model."""
 _OWN_MODULE = "serve it with a module of your own: jserve serve package.module:Class --checkpoint DIR"
 
 
@@ -139,9 +139,9 @@ def _eos_ids(described: Described) -> tuple[int, ...]:
 
 
 def _name(folder: FilePath) -> str:
-    """The nearest name that is no step's and no item's."""
+    """The nearest name of a folder that says something of the model."""
     real = folder.resolve()
     for place in (real, *real.parents):
-        if place.name and not _STEP_NAME.fullmatch(place.name) and place.name not in ITEMS:
+        if place.name and not is_step_name(place.name) and place.name not in _NO_NAMES:
             return place.name
     return real.name

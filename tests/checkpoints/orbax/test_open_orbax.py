@@ -72,9 +72,7 @@ WEIGHTS = {name: hf_weights(config) for name, config in (("llama", LLAMA), ("qwe
 def test_the_state_of_jserves_own_module(tmp_path, whole):
     wanted = expected(LLAMA, WEIGHTS["llama"])
     found = HF_FAMILIES["llama"]
-    made = family("llama").module_type(found.config(LLAMA), dtype=jnp.float32, rngs=nnx.Rngs(0))
-    graphdef, _ = nnx.split(made)
-    _, state = build_abstract(family("llama"), found.config(LLAMA), np.float32)
+    graphdef, state = build_abstract(family("llama"), found.config(LLAMA), np.float32)
     params = unflatten_like(state, {path: jnp.asarray(value) for path, value in wanted.items()})
     module = nnx.merge(graphdef, params)
     described(tmp_path / "run", LLAMA)
