@@ -9,15 +9,29 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
-__all__ = ["LazyArray", "Region"]
+__all__ = ["LazyArray", "Region", "Source"]
 
 Region: TypeAlias = tuple[slice, ...]
 """A box of an array: one slice an axis, with start and stop given and no step."""
+
+
+class Source(Protocol):
+    """What an array is stored in, where a part of it costs as much as a larger piece does."""
+
+    nbytes: int
+    """Host memory that ``held`` takes at most."""
+    piece_nbytes: int
+    """The least that can be read: a compressed piece is unpacked as a whole."""
+
+    def held(self) -> AbstractContextManager[None]:
+        """While the context lasts, pieces stay in memory once they are read."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +42,8 @@ class LazyArray:
     dtype: np.dtype
     read_region: Callable[[Region], np.ndarray]
     """Gives the values of a region, in ``dtype``. May raise CheckpointError, where the file turns out to be damaged."""
+    source: Source | None = None
+    """The same for all views of one stored array. None where any region can be read by itself."""
 
     @classmethod
     def whole(cls, shape: Sequence[int], dtype: np.dtype, read: Callable[[], np.ndarray]) -> LazyArray:
@@ -115,6 +131,19 @@ class LazyArray:
 
         return self._view(self.shape, read)
 
+    def times(self, number: float) -> LazyArray:
+        """Every value times ``number``, in float32: narrower floats would be rounded."""
+        if np.can_cast(self.dtype, np.float32) or self.dtype.name == "bfloat16":
+            dtype = np.dtype(np.float32)
+        else:
+            dtype = self.dtype
+        return LazyArray(
+            shape=self.shape,
+            dtype=dtype,
+            read_region=lambda region: self.read_region(region).astype(dtype) * dtype.type(number),
+            source=self.source,
+        )
+
     def unpaired(self, axis: int) -> LazyArray:
         """The inverse of ``paired``."""
         half = self.shape[axis] // 2
@@ -142,7 +171,7 @@ class LazyArray:
                 out[i] = array.read_region(region[1:])
             return out
 
-        return first._view((len(arrays), *first.shape), read)
+        return LazyArray(shape=(len(arrays), *first.shape), dtype=first.dtype, read_region=read)
 
     @staticmethod
     def concatenated(arrays: Sequence[LazyArray], axis: int) -> LazyArray:
@@ -157,10 +186,10 @@ class LazyArray:
                 part = slice(max(asked.start, begin) - begin, min(asked.stop, end) - begin)
                 if part.start < part.stop:
                     parts.append(array.read_region((*region[:axis], part, *region[axis + 1 :])))
-            shape = tuple(s.stop - s.start for s in region)
-            return np.concatenate(parts, axis) if parts else np.empty(shape, first.dtype)
+            return np.concatenate(parts, axis) if parts else np.empty([s.stop - s.start for s in region], first.dtype)
 
-        return first._view((*first.shape[:axis], ends[-1], *first.shape[axis + 1 :]), read)
+        shape = (*first.shape[:axis], ends[-1], *first.shape[axis + 1 :])
+        return LazyArray(shape=shape, dtype=first.dtype, read_region=read)
 
     def _view(self, shape: tuple[int, ...], read: Callable[[Region], np.ndarray]) -> LazyArray:
-        return LazyArray(shape=shape, dtype=self.dtype, read_region=read)
+        return LazyArray(shape=shape, dtype=self.dtype, read_region=read, source=self.source)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 
 from jserve.checkpoints.key_map import Leaves, Path
-from jserve.checkpoints.lazy import LazyArray, Region
+from jserve.checkpoints.lazy import LazyArray, Region, Source
 from jserve.checkpoints.tree import flatten, unflatten_like
 from jserve.errors import CheckpointError
 
@@ -39,14 +41,17 @@ def place(leaves: Leaves, wanted: Any, *, where: str) -> dict[Any, Any]:
 
     def one(path: Path) -> jax.Array:
         leaf = asked[path]
-        dtype = np.dtype(leaf.dtype)
-        with budget.take(leaves[path].size * dtype.itemsize):
-            return jax.block_until_ready(_place_one(leaves[path], dtype, getattr(leaf, "sharding", None) or first))
+        sharding = getattr(leaf, "sharding", None) or first
+        return jax.block_until_ready(_place_one(leaves[path], np.dtype(leaf.dtype), sharding))
+
+    def together(group: _Group) -> dict[Path, jax.Array]:
+        with budget.take(group.nbytes), group.source.held() if group.source is not None else nullcontext():
+            return {path: one(path) for path in group.paths}
 
     with ThreadPoolExecutor(_WORKERS, thread_name_prefix="read") as pool:
-        futures = {path: pool.submit(one, path) for path in asked}
+        futures = [pool.submit(together, group) for group in _groups(leaves, asked)]
         try:
-            placed = {path: future.result() for path, future in futures.items()}
+            placed = {path: array for future in futures for path, array in future.result().items()}
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -65,6 +70,43 @@ def compare(leaves: Leaves, wanted: Mapping[Path, tuple[int, ...]], *, where: st
     wrong += [f"{'.'.join(p)} {list(leaves[p].shape)} is not of this model" for p in leaves if p not in wanted]
     if wrong:
         raise CheckpointError("\n  ".join([f"{where} does not fit the model:", *wrong]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Group:
+    """Parameters that are read one after the other."""
+
+    paths: list[Path]
+    source: Source | None
+    """What to hold in the meantime."""
+    nbytes: int
+    """Host memory that it takes until its parameters are on their devices, and the largest of them."""
+
+
+def _groups(leaves: Leaves, asked: Mapping[Path, Any]) -> list[_Group]:
+    """Parameters of one stored array together where its pieces are larger than what is read of them: so each piece is
+    read once. Those that take most come first, when the least is on the devices."""
+    together: dict[int, list[Path]] = {}
+    for path in asked:
+        source = leaves[path].source
+        together.setdefault(id(path if source is None else source), []).append(path)
+    groups = []
+    for paths in together.values():
+        sizes = [leaves[path].size * np.dtype(asked[path].dtype).itemsize for path in paths]
+        source = leaves[paths[0]].source
+        if source is None or source.piece_nbytes <= min(_part_nbytes(leaves[path], asked[path]) for path in paths):
+            groups += [_Group(paths=[path], source=None, nbytes=size) for path, size in zip(paths, sizes, strict=True)]
+        else:
+            groups.append(_Group(paths=paths, source=source, nbytes=source.nbytes + max(sizes)))
+    return sorted(groups, key=lambda group: -group.nbytes)
+
+
+def _part_nbytes(leaf: LazyArray, asked: Any) -> int:
+    """The least that is read of ``leaf`` at once, as it is stored."""
+    sharding = getattr(asked, "sharding", None)
+    shape = leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
+    nbytes = math.prod(shape) * leaf.dtype.itemsize
+    return nbytes if leaf.dtype == np.dtype(asked.dtype) else min(nbytes, _PIECE_BYTES)
 
 
 def _place_one(leaf: LazyArray, dtype: np.dtype, sharding: jax.sharding.Sharding) -> jax.Array:

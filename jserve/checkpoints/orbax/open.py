@@ -1,0 +1,147 @@
+"""What Orbax or Flax saved, of a family that jserve knows, as a checkpoint: read as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path as FilePath
+
+import numpy as np
+
+from jserve.checkpoints.checkpoint import Checkpoint
+from jserve.checkpoints.key_map import KeyMap, Leaves, Path, plan_leaves
+from jserve.checkpoints.lazy import LazyArray
+from jserve.checkpoints.manifest import MANIFEST_NAME
+from jserve.checkpoints.orbax.beside import CONFIG_NAME, Described, places, read_described, read_sampling
+from jserve.checkpoints.orbax.known_trees import recognise
+from jserve.checkpoints.orbax.layout import ITEMS, is_step_name
+from jserve.checkpoints.orbax.peel import fit_tree, holds, peel
+from jserve.checkpoints.orbax.read import Kvstore
+from jserve.checkpoints.orbax.saved import Saved, open_saved
+from jserve.checkpoints.tree import flatten, main_dtype
+from jserve.errors import CheckpointError, UnsupportedModel
+from jserve.models.config import ModelConfig
+from jserve.models.registry import build_abstract, family
+from jserve.progress import SILENT, Progress
+from jserve.text.from_hf import HfText, has_tokenizer, read_hf_tokenizer
+
+__all__ = ["open_orbax"]
+
+_READABLE = ("float64", "float32", "float16", "bfloat16")
+_NO_NAMES = frozenset({*ITEMS, "step", "steps", "checkpoint", "checkpoints", "ckpt", "ckpts"})
+"""Of folders that say nothing of the model."""
+_OWN_MODULE = "serve it with a module of your own: jserve serve package.module:Class --checkpoint DIR"
+
+
+def open_orbax(
+    folder: FilePath, *, source: str, base: Kvstore | None = None, progress: Progress = SILENT
+) -> Checkpoint:
+    """Open ``folder``; no values are read. ``base`` is where the arrays are, if ``folder`` is a copy without them.
+
+    Read are trees of jserve's own modules, and of those that ``known_trees`` knows. Raises as ``open_saved`` does;
+    CheckpointError that lists every parameter missing or of another shape and every array left over; UnsupportedModel
+    for what is not built.
+    """
+    saved = open_saved(folder, base=base, progress=progress)
+    where = places(folder, saved.layout.arrays)
+    described = read_described(where)
+    if described is None:
+        raise CheckpointError(
+            f"{folder} holds arrays and no word on the model: {CONFIG_NAME} (Hugging Face's) or {MANIFEST_NAME} is "
+            f"missing, there and in the folders {', '.join(str(place) for place in where[1:])}",
+            fix=f"copy the model's {CONFIG_NAME} there, or {_OWN_MODULE}",
+        )
+    leaves, kind = _leaves(saved, described)
+    _check_types(saved, leaves)
+    text = _text(where, described.config)
+    progress.note(f"settings from {described.path}")
+    return Checkpoint(
+        name=_name(folder),
+        path=folder,
+        layout=f"{saved.words}, {kind}, {main_dtype(leaves.values())}",
+        family=described.family,
+        config=described.config,
+        leaves=leaves,
+        tokenizer=None if text is None else text.tokenizer,
+        chat_template=None if text is None else text.chat_template,
+        generation=read_sampling(where),
+        eos_ids=_eos_ids(described) if text is None else tuple(text.tokenizer.eos_ids),
+        source=source,
+        digests="not checked; pieces that are missing or damaged are found when they are read",
+    )
+
+
+def _leaves(saved: Saved, described: Described) -> tuple[Leaves, str]:
+    """The parameters, and in words what tree they were in."""
+    _, state = build_abstract(family(described.family), described.config, np.dtype(np.float32))
+    wanted = {path: tuple(leaf.shape) for path, leaf in flatten(state).items()}
+    where = str(saved.layout.arrays)
+    if holds(saved.tree, wanted):
+        fitted = fit_tree(saved.tree, wanted, where=where, custom=saved.custom)
+        stacked = "" if fitted.stacked_axis is None else f" with layers stacked on axis {fitted.stacked_axis}"
+        return fitted.leaves, f"a tree of jserve's {described.family}{stacked}"
+    peeled = peel(saved.tree)
+    params = peeled.params
+    known = recognise(params)
+    if known is None or described.key_map is None:
+        raise UnsupportedModel(
+            f"{where} is no tree that is known: jserve's own {described.family} ({_some(wanted)}), MaxText's, "
+            f"google-deepmind/gemma's, or one with Hugging Face's names; it has {_some(params)}",
+            fix=_OWN_MODULE,
+        )
+    tensors = _under_its_name(known.tensors(params, described.values, where), peeled.root, described.key_map)
+    return plan_leaves(described.key_map, tensors, wanted, where=where), f"a tree of {known.name}"
+
+
+def _under_its_name(tensors: dict[str, LazyArray], root: Path, key_map: KeyMap) -> dict[str, LazyArray]:
+    """``model`` may be a wrapper, or the beginning of every tensor's name: what makes more of them known is right."""
+    known = {
+        prefix + entry.tensor.replace("{i}", "0").replace("{e}", "0")
+        for prefix in key_map.prefixes
+        for entry in key_map.entries
+    }
+    starts = ["".join(f"{part}." for part in root[i:]) for i in range(len(root), -1, -1)]
+    start = max(starts, key=lambda start: sum(start + name in known for name in tensors))
+    return {start + name: tensor for name, tensor in tensors.items()}
+
+
+def _some(paths: Mapping[Path, object]) -> str:
+    names = [".".join(path) for path in paths]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _check_types(saved: Saved, leaves: Leaves) -> None:
+    strange = {leaf.dtype.name: ".".join(path) for path, leaf in leaves.items() if leaf.dtype.name not in _READABLE}
+    if strange:
+        found = ", ".join(f"{dtype} (as in {path})" for dtype, path in strange.items())
+        raise UnsupportedModel(
+            f"{saved.layout.arrays} stores parameters as {found}; types that are read: {', '.join(_READABLE)}"
+        )
+
+
+def _text(where: list[FilePath], config: ModelConfig) -> HfText | None:
+    place = next((place for place in where if has_tokenizer(place)), None)
+    if place is None:
+        return None
+    text = read_hf_tokenizer(place)
+    if text.tokenizer.vocab_size > config.vocab_size:
+        raise CheckpointError(
+            f"{text.tokenizer.vocab_size} tokens of the tokenizer in {place} do not fit the embedding table of "
+            f"{config.vocab_size} rows"
+        )
+    return text
+
+
+def _eos_ids(described: Described) -> tuple[int, ...]:
+    """As config.json names them, where there is no tokenizer."""
+    named = described.values.get("eos_token_id")
+    ids = named if isinstance(named, list) else [named]
+    return tuple(i for i in ids if isinstance(i, int))
+
+
+def _name(folder: FilePath) -> str:
+    """The nearest name of a folder that says something of the model."""
+    real = folder.resolve()
+    for place in (real, *real.parents):
+        if place.name and not is_step_name(place.name) and place.name not in _NO_NAMES:
+            return place.name
+    return real.name

@@ -1,0 +1,104 @@
+"""What was saved in a folder by Orbax or Flax: the newest readable step, and its whole tree, still to be read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from typing import Any
+
+from jserve.checkpoints.key_map import Path
+from jserve.checkpoints.lazy import LazyArray
+from jserve.checkpoints.orbax.layout import Layout, find_layouts
+from jserve.checkpoints.orbax.msgpack import read_msgpack
+from jserve.checkpoints.orbax.peel import peel
+from jserve.checkpoints.orbax.read import Kvstore, read_folders, read_metadata, read_tree
+from jserve.errors import CheckpointError
+from jserve.progress import SILENT, Progress
+
+__all__ = ["Saved", "open_saved"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """One step of a checkpoint, opened; nothing of its arrays is read."""
+
+    layout: Layout
+    form: str
+    """How the arrays are stored, in words: "OCDBT", "zarr3 in a folder each"."""
+    tree: Mapping[Path, LazyArray]
+    """Everything that was saved, by its path."""
+    custom: Mapping[str, Any]
+    """``custom_metadata`` of the tree and of the step."""
+
+    @property
+    def words(self) -> str:
+        return f"{self.layout.words} ({self.form})"
+
+    @property
+    def nbytes(self) -> int:
+        """Of everything, the optimizer's state included."""
+        return sum(array.nbytes for array in self.tree.values())
+
+    @property
+    def params_nbytes(self) -> int:
+        """Without what is told apart from parameters by its name (see ``peel``)."""
+        return sum(array.nbytes for array in peel(self.tree).params.values())
+
+
+def open_saved(folder: FilePath, *, base: Kvstore | None = None, progress: Progress = SILENT) -> Saved:
+    """Open what ``folder`` (or a msgpack file) holds: of several steps the newest that is finished and readable.
+
+    ``base`` is where the arrays are, if ``folder`` is a copy of a remote one without them. ``progress`` is told of
+    steps that are passed over. Raises SourceError, UnsupportedModel and CheckpointError as ``find_layouts`` and
+    ``read_tree`` do; where no step can be read, with the reason of each.
+    """
+    failed: list[CheckpointError] = []
+    layouts = find_layouts(folder)
+    for layout in layouts:
+        try:
+            saved = _open(layout, base)
+        except CheckpointError as error:
+            if layout.step is None:
+                raise
+            failed.append(error)
+            continue
+        for step in layout.unfinished:
+            progress.note(f"{folder}: step {step.name} is passed over, it is unfinished: {step.why}")
+        for damage in (*layout.damaged, *(failure.message for failure in failed)):
+            progress.note(f"a step is passed over: {damage}")
+        progress.note(f"{folder}: {saved.words}")
+        return saved
+    damaged = [*layouts[0].damaged, *(failure.message for failure in failed)]
+    if len(damaged) == 1:
+        raise failed[0]
+    raise CheckpointError("\n  ".join([f"no step of {folder} can be read:", *damaged[:10]]))
+
+
+def _open(layout: Layout, base: Kvstore | None) -> Saved:
+    custom = dict(layout.custom)
+    if layout.kind == "msgpack":
+        return Saved(layout=layout, form="msgpack", tree=_not_empty(layout, read_msgpack(layout.arrays)), custom=custom)
+    if base is not None:
+        inside = layout.arrays.relative_to(layout.folder).as_posix()
+        base = base if inside == "." else {**base, "path": f"{base['path']}{inside}/"}
+    if layout.kind == "zarr":
+        tree = read_folders(layout.arrays, base=base)
+        return Saved(layout=layout, form="zarr in a folder each", tree=_not_empty(layout, tree), custom=custom)
+    metadata = read_metadata(layout.arrays)
+    tree = read_tree(layout.arrays, base=base)
+    zarr = "zarr3" if metadata.use_zarr3 else "zarr"
+    if isinstance(metadata.custom_metadata, dict):
+        custom |= metadata.custom_metadata
+    return Saved(
+        layout=layout,
+        form=f"{zarr} in a folder each" if metadata.use_ocdbt is False else f"OCDBT, {zarr}",
+        tree=_not_empty(layout, tree),
+        custom=custom,
+    )
+
+
+def _not_empty(layout: Layout, tree: dict[Path, LazyArray]) -> dict[Path, LazyArray]:
+    if not tree:
+        raise CheckpointError(f"{layout.arrays} holds no arrays")
+    return tree

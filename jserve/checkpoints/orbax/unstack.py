@@ -1,0 +1,72 @@
+"""Layers in one array -> an array each; names of layers in one spelling."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from jserve.checkpoints.key_map import Path
+from jserve.checkpoints.lazy import LazyArray
+from jserve.errors import CheckpointError
+
+__all__ = ["unstack"]
+
+_CONTAINERS = frozenset({"block", "blocks", "h", "layer", "layers"})
+_NUMBERED = re.compile(rf"({'|'.join(sorted(_CONTAINERS))})_(\d+)")
+
+
+def unstack(
+    tree: Mapping[Path, LazyArray], num_layers: int | None, *, where: str, default_axis: int | None = None
+) -> dict[Path, LazyArray]:
+    """``tree`` with every layer's arrays under ``layers/7``: ``layers_7`` is spelled so, and arrays right under
+    ``layers`` are taken apart along the axis that has ``num_layers`` entries in all of them.
+
+    Where axes 0 and 1 both have, ``default_axis`` is taken. Raises CheckpointError where there is none, or no axis fits
+    all; ``where`` names the files.
+    """
+    spelled = {_spelled(path): array for path, array in tree.items()}
+    stacks = {path: at for path in spelled if (at := _stacked_at(path)) is not None}
+    if not stacks or num_layers is None:
+        return spelled
+    axis = _axis([spelled[path] for path in stacks], num_layers, where, default_axis)
+    taken: dict[Path, LazyArray] = {}
+    for path, array in spelled.items():
+        at = stacks.get(path)
+        if at is None:
+            taken[path] = array
+            continue
+        for i in range(num_layers):
+            taken[(*path[:at], str(i), *path[at:])] = array.at(axis, i)
+    return taken
+
+
+def _spelled(path: Path) -> Path:
+    parts: list[str] = []
+    for part in path:
+        match = _NUMBERED.fullmatch(part)
+        parts += [part] if match is None else [match[1], match[2]]
+    return tuple(parts)
+
+
+def _stacked_at(path: Path) -> int | None:
+    """Where the number of the layer is missing."""
+    if any(part.isdigit() for part in path):
+        return None
+    return next((i + 1 for i, part in enumerate(path[:-1]) if part in _CONTAINERS), None)
+
+
+def _axis(arrays: list[LazyArray], count: int, where: str, default: int | None) -> int:
+    axes = [axis for axis in (0, 1) if all(len(a.shape) > axis and a.shape[axis] == count for a in arrays)]
+    if len(axes) == 1:
+        return axes[0]
+    if axes and default is not None:
+        return default
+    if axes:
+        raise CheckpointError(
+            f"{where}: {count} layers lie on axis 0 or on axis 1 of their arrays; the shapes allow both"
+        )
+    shapes = sorted({str(list(array.shape)) for array in arrays})
+    raise CheckpointError(
+        f"{where}: layers lie in one array each kind; wanted {count} of them on axis 0 or on axis 1 of all, found the "
+        f"shapes {', '.join(shapes[:10])}"
+    )

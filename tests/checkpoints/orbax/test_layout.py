@@ -1,0 +1,234 @@
+"""Whatever wrote it, a folder's newest finished and readable tree is found, and words say which it was."""
+
+import os
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from flax.training import checkpoints, train_state
+from saving import WRITERS, assert_same, save, save_standard, save_steps, shapes
+
+from jserve.checkpoints.orbax.layout import find_layouts, is_checkpoint
+from jserve.checkpoints.orbax.peel import fit_tree
+from jserve.checkpoints.orbax.saved import open_saved
+from jserve.errors import CheckpointError, SourceError, UnsupportedModel
+
+WORDS = {
+    "StandardCheckpointer": "Orbax checkpoint (OCDBT, zarr)",
+    "PyTreeCheckpointer": "Orbax checkpoint (OCDBT, zarr)",
+    "PyTreeCheckpointer, without OCDBT": "Orbax checkpoint (zarr in a folder each)",
+    "PyTreeCheckpointer, zarr3": "Orbax checkpoint (OCDBT, zarr3)",
+    "PyTreeCheckpointer, zarr3 without OCDBT": "Orbax checkpoint (zarr3 in a folder each)",
+    "CheckpointManager": "Orbax checkpoint, step 23 of 2 finished, 0 unfinished, item default (OCDBT, zarr)",
+    "CheckpointManager, items": (
+        "Orbax checkpoint, step step_0009 of 1 finished, 0 unfinished, "
+        "item params (others: info, opt_state) (OCDBT, zarr)"
+    ),
+    "v1": "Orbax checkpoint (v1 API), item state (OCDBT, zarr3)",
+    "v1, items": "Orbax checkpoint (v1 API), item model_params (others: x) (OCDBT, zarr3)",
+    "train state": "Orbax checkpoint (OCDBT, zarr)",
+    "params of a train state": "Orbax checkpoint (OCDBT, zarr)",
+}
+
+
+class Notes:
+    """A Progress that keeps what it is told."""
+
+    def __init__(self):
+        self.notes = []
+
+    def note(self, message):
+        self.notes.append(message)
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_whoever_wrote_it(written, params, writer):
+    folder = written(writer)
+    assert is_checkpoint(folder)
+    saved = open_saved(folder)
+    assert saved.words == WORDS[writer]
+    assert_same(fit_tree(saved.tree, shapes(params), where=str(folder)).leaves, params)
+
+
+def test_a_step_and_an_item_may_be_named(written, params):
+    folder = written("CheckpointManager")
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    for name, tree in {"23": params, "3": zeros, "23/default": params}.items():
+        assert_same(fit_tree(open_saved(folder / name).tree, shapes(params), where=name).leaves, tree)
+
+
+def test_what_an_optimizer_takes_is_told_apart(written, params):
+    saved = open_saved(written("train state"))
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    assert saved.params_nbytes == size
+    assert saved.nbytes == 3 * size + 8
+
+
+def test_unfinished_steps_are_passed_over_with_a_word(tmp_path, params):
+    save_steps(tmp_path / "run", {3: params, 9: params, 12: params})
+    os.rename(tmp_path / "run" / "12", tmp_path / "run" / "12.orbax-checkpoint-tmp-1700000000")
+    (tmp_path / "run" / "9" / "commit_success.txt").unlink()
+    progress = Notes()
+    saved = open_saved(tmp_path / "run", progress=progress)
+    assert saved.layout.step == "3"
+    assert saved.layout.finished == ("3",)
+    assert [step.name for step in saved.layout.unfinished] == ["12.orbax-checkpoint-tmp-1700000000", "9"]
+    assert progress.notes[0] == (
+        f"{tmp_path}/run: step 12.orbax-checkpoint-tmp-1700000000 is passed over, it is unfinished: its name has "
+        ".orbax-checkpoint-tmp in it, which Orbax takes away when all is written"
+    )
+    assert "step 9 is passed over, it is unfinished: it has no commit_success.txt" in progress.notes[1]
+
+
+@pytest.mark.parametrize(
+    "name", ["9", "12.orbax-checkpoint-tmp-1700000000", "12.orbax-checkpoint-tmp-1700000000/default"]
+)
+def test_an_unfinished_step_that_is_named_is_refused(tmp_path, params, name):
+    save_steps(tmp_path / "run", {3: params, 9: params, 12: params})
+    os.rename(tmp_path / "run" / "12", tmp_path / "run" / "12.orbax-checkpoint-tmp-1700000000")
+    (tmp_path / "run" / "9" / "commit_success.txt").unlink()
+    with pytest.raises(SourceError, match=f"run/{name} is unfinished: "):
+        open_saved(tmp_path / "run" / name)
+
+
+def test_nothing_but_unfinished_steps(tmp_path, params):
+    save_steps(tmp_path / "run", {12: params})
+    os.rename(tmp_path / "run" / "12", tmp_path / "run" / "12.orbax-checkpoint-tmp")
+    with pytest.raises(
+        SourceError, match=r"holds no finished step: 12.orbax-checkpoint-tmp is unfinished: its name has"
+    ):
+        open_saved(tmp_path / "run")
+
+
+def _cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda step: _cut(step / "default" / "_METADATA"), "_METADATA is damaged"),
+        (
+            lambda step: (step / "default" / "manifest.ocdbt").unlink(),
+            "manifest.ocdbt, the index of its arrays, is missing",
+        ),
+        (lambda step: _cut(step / "default" / "manifest.ocdbt"), "arrays that cannot be opened"),
+        (lambda step: shutil.rmtree(step / "default" / "d"), "arrays that cannot be opened"),
+        (lambda step: shutil.rmtree(step / "default"), "it has no arrays; its items are default"),
+        (lambda step: _cut(step / "_CHECKPOINT_METADATA"), "_CHECKPOINT_METADATA is damaged"),
+    ],
+)
+def test_a_damaged_step_is_passed_over_and_refused_where_it_is_named(tmp_path, params, damage, words):
+    save_steps(tmp_path / "run", {3: params, 12: params})
+    damage(tmp_path / "run" / "12")
+    progress = Notes()
+    saved = open_saved(tmp_path / "run", progress=progress)
+    assert saved.layout.step == "3"
+    assert_same(fit_tree(saved.tree, shapes(params), where="3").leaves, params)
+    assert words in progress.notes[0]
+    assert str(tmp_path / "run" / "12") in progress.notes[0]
+    with pytest.raises(CheckpointError, match=words) as error:
+        open_saved(tmp_path / "run" / "12")
+    assert str(tmp_path / "run" / "12") in error.value.message
+    damage(tmp_path / "run" / "3")
+    with pytest.raises(CheckpointError, match=r"(?s)no step of .*/run can be read:\n.*run/12.*\n.*run/3"):
+        open_saved(tmp_path / "run")
+
+
+def test_a_lost_chunk_is_damage_and_not_zeros(tmp_path, params):
+    save(tmp_path / "ck", params, use_ocdbt=False)
+    (tmp_path / "ck" / "layers.1.kernel" / "0.0").unlink()
+    leaf = open_saved(tmp_path / "ck").tree["layers", "1", "kernel"]
+    with pytest.raises(CheckpointError, match=f"{tmp_path}/ck is damaged at layers.1.kernel: "):
+        leaf.read()
+
+
+def test_a_damaged_chunk_is_found_when_it_is_read(tmp_path, params):
+    save(tmp_path / "ck", params, use_ocdbt=False)
+    _cut(tmp_path / "ck" / "layers.1.kernel" / "0.0")
+    tree = open_saved(tmp_path / "ck").tree
+    tree["layers", "0", "kernel"].read()
+    with pytest.raises(CheckpointError, match=f"{tmp_path}/ck is damaged at layers.1.kernel: "):
+        tree["layers", "1", "kernel"].read()
+
+
+def test_folders_of_arrays_without_metadata(tmp_path, params):
+    save(tmp_path / "ck", params, use_ocdbt=False)
+    for name in ("_METADATA", "_CHECKPOINT_METADATA", "_sharding", "commit_success.txt"):
+        (tmp_path / "ck" / name).unlink()
+    saved = open_saved(tmp_path / "ck")
+    assert saved.words == "arrays in a folder each, without metadata (zarr in a folder each)"
+    assert_same(fit_tree(saved.tree, shapes(params), where="ck").leaves, params)
+
+
+class Linear(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(x)
+
+
+@pytest.fixture
+def linen_state():
+    import optax
+
+    variables = Linear().init(jax.random.key(0), jnp.ones((1, 2)))
+    return train_state.TrainState.create(apply_fn=Linear().apply, params=variables["params"], tx=optax.adam(1e-3))
+
+
+@pytest.mark.filterwarnings("ignore:Flax Checkpointing will soon be deprecated:DeprecationWarning")
+@pytest.mark.parametrize("through_orbax", [True, False])
+def test_a_linen_train_state_by_flax(tmp_path, linen_state, through_orbax):
+    from flax import config
+
+    before = config.flax_use_orbax_checkpointing
+    config.update("flax_use_orbax_checkpointing", through_orbax)
+    try:
+        for step in (5, 10):
+            checkpoints.save_checkpoint(str(tmp_path / "run"), linen_state, step=step, keep=2)
+    finally:
+        config.update("flax_use_orbax_checkpointing", before)
+    saved = open_saved(tmp_path / "run")
+    assert saved.layout.step == "checkpoint_10"
+    kind = "Orbax checkpoint" if through_orbax else "Flax msgpack file checkpoint_10"
+    assert saved.words.startswith(f"{kind}, step checkpoint_10 of 2 finished")
+    fitted = fit_tree(saved.tree, shapes(linen_state.params), where="run")
+    assert_same(fitted.leaves, linen_state.params)
+    assert fitted.root == ("params",)
+
+
+def test_others_are_refused_by_name(tmp_path):
+    (tmp_path / "metadata.json").write_text("{}")
+    (tmp_path / "model").mkdir()
+    with pytest.raises(UnsupportedModel, match="looks like a Levanter checkpoint"):
+        open_saved(tmp_path)
+
+
+def test_nothing_is_there(tmp_path):
+    assert not is_checkpoint(tmp_path)
+    with pytest.raises(
+        SourceError, match=r"holds no Flax checkpoint; looked for orbax.checkpoint, _CHECKPOINT_METADATA"
+    ):
+        open_saved(tmp_path)
+    with pytest.raises(SourceError, match=r"cannot read .*/none: No such file or directory"):
+        open_saved(tmp_path / "none")
+
+
+def test_items_of_which_none_is_known(tmp_path, params):
+    for name in ("policy", "critic"):
+        save_standard(tmp_path / "ck" / name, params)
+    with pytest.raises(SourceError, match="has the items critic, policy, none of them called params") as error:
+        find_layouts(tmp_path / "ck")
+    assert error.value.fix == f"name the one that holds the parameters, such as {tmp_path}/ck/critic"
+    assert len(open_saved(tmp_path / "ck" / "policy").tree) == len(shapes(params))
+
+
+def test_values_that_are_no_arrays(tmp_path):
+    tree = {"params": {"w": jnp.ones((2, 3), jnp.bfloat16)}, "note": "text", "none": None, "empty": {}, "step": 3}
+    save(tmp_path / "ck", tree)
+    found = open_saved(tmp_path / "ck").tree
+    assert found.keys() == {("params", "w"), ("step",)}
+    assert found["params", "w"].dtype.name == "bfloat16"
+    np.testing.assert_array_equal(found["step",].read(), 3)
