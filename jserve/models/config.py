@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -13,7 +13,7 @@ import msgspec
 
 from jserve.errors import UnsupportedModel
 
-__all__ = ["ModelConfig", "check_numbers", "check_size", "check_sizes"]
+__all__ = ["ModelConfig", "check_heads", "check_numbers", "check_size", "check_sizes", "check_windows"]
 
 C = TypeVar("C", bound="ModelConfig")  # typing.Self is more than the checkers of shapes understand
 
@@ -72,6 +72,28 @@ def check_numbers(config: ModelConfig, names: tuple[str, ...]) -> None:
         value = getattr(config, name)
         if not 0 < value < math.inf:
             raise UnsupportedModel(f"{name} is {value}; it must be greater than 0, and finite")
+
+
+def check_heads(num_heads: int, num_kv_heads: int, head_dim: int, rotary_dim: int) -> None:
+    """Raise UnsupportedModel for attention heads that do not go together."""
+    check_size("num_heads times head_dim", num_heads * head_dim)
+    if num_heads % num_kv_heads:
+        raise UnsupportedModel(f"num_heads {num_heads} is not a multiple of num_kv_heads {num_kv_heads}")
+    if rotary_dim == head_dim and head_dim % 2:
+        raise UnsupportedModel(f"head_dim {head_dim} is odd; rotary embedding turns pairs of dimensions")
+    if rotary_dim % 2 or not 2 <= rotary_dim <= head_dim:
+        raise UnsupportedModel(f"rotary_dim is {rotary_dim}; allowed are even numbers from 2 to head_dim {head_dim}")
+
+
+def check_windows(windows: Sequence[int | None], num_layers: int) -> None:
+    """Raise UnsupportedModel where ``windows`` is not one for each layer, or one is no number of tokens."""
+    if len(windows) != num_layers:
+        raise UnsupportedModel(
+            f"{len(windows)} attention windows are given for {num_layers} layers; one each is wanted"
+        )
+    wrong = sorted({window for window in windows if window is not None and not 1 <= window < 2**31})
+    if wrong:
+        raise UnsupportedModel(f"attention windows of {wrong} tokens; allowed are 1 to {2**31 - 1}, or null for none")
 
 
 def _unknown(values: Any, kind: type, prefix: str) -> Iterator[str]:

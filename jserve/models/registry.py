@@ -11,6 +11,8 @@ from jax.typing import DTypeLike
 
 from jserve.errors import UnsupportedModel
 from jserve.models.config import ModelConfig
+from jserve.models.gemma import Gemma, GemmaConfig
+from jserve.models.gpt2 import Gpt2, Gpt2Config
 from jserve.models.llama import Llama, LlamaConfig
 
 __all__ = ["FAMILIES", "Family", "build_abstract", "family"]
@@ -25,9 +27,15 @@ class Family:
     module_type: type[nnx.Module]
 
 
+_LLAMAS = ("llama", "mistral", "qwen2", "qwen3", "phi3", "mixtral", "qwen3_moe")
+_GEMMAS = ("gemma2", "gemma3")
+
 FAMILIES: Mapping[str, Family] = {
-    "llama": Family(name="llama", config_type=LlamaConfig, module_type=Llama),
+    **{name: Family(name=name, config_type=LlamaConfig, module_type=Llama) for name in _LLAMAS},
+    **{name: Family(name=name, config_type=GemmaConfig, module_type=Gemma) for name in _GEMMAS},
+    "gpt2": Family(name="gpt2", config_type=Gpt2Config, module_type=Gpt2),
 }
+"""By family name. What sets the members of a group apart lies in their configurations."""
 
 
 def family(name: str) -> Family:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, get_args
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,89 +14,149 @@ from jaxtyping import Float, Float64, Int32
 
 from jserve.errors import UnsupportedModel
 
-__all__ = ["RopeScaling", "apply_rope", "inverse_frequencies"]
+__all__ = ["ROPE_KINDS", "RopeScaling", "apply_rope", "inverse_frequencies"]
+
+Kind = Literal["linear", "dynamic", "yarn", "longrope", "llama3"]
+ROPE_KINDS: tuple[str, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RopeScaling:
     """How the angles of a longer context are made from those of training; meanings as in Hugging Face configs."""
 
-    kind: Literal["linear", "llama3"]
-    factor: float
+    kind: Kind
+    factor: float = 1.0
+    """How many times longer. longrope has lists instead."""
+    original_max_position: int = 8192
+    """All but linear: the context length of training."""
+    attention_factor: float = 1.0
+    """yarn and longrope: what cosines and sines, and so queries and keys, are multiplied by."""
     low_freq_factor: float = 1.0
     """llama3: wavelengths over original_max_position / this are divided by the whole factor."""
     high_freq_factor: float = 4.0
     """llama3: wavelengths under original_max_position / this are left alone."""
-    original_max_position: int = 8192
-    """llama3: the context length of training."""
+    beta_fast: float = 32.0
+    """yarn: pairs that turn at least this often within original_max_position are left alone."""
+    beta_slow: float = 1.0
+    """yarn: pairs that turn at most this often are divided by the whole factor."""
+    truncate: bool = True
+    """yarn: the two bounds are moved outwards to whole pairs."""
+    short_factors: tuple[float, ...] = ()
+    """longrope: each pair's divisor while sequences fit original_max_position."""
+    long_factors: tuple[float, ...] = ()
+    """longrope: each pair's divisor where they may be longer."""
+    length: int = 0
+    """dynamic and longrope: tokens of the longest sequence that is served; see ``for_length``."""
 
     def __post_init__(self) -> None:
-        if self.kind not in ("linear", "llama3"):
-            raise UnsupportedModel(f"rope scaling {self.kind!r} is not built; built: default, linear, llama3")
-        for name in ("factor", "original_max_position"):
+        if self.kind not in ROPE_KINDS:
+            raise UnsupportedModel(f"rope scaling {self.kind!r} is not built; built: default, {', '.join(ROPE_KINDS)}")
+        for name in ("factor", "original_max_position", "attention_factor"):
             value = getattr(self, name)
             if not 0 < value < math.inf:
                 raise UnsupportedModel(f"rope scaling has {name} {value}; it must be greater than 0, and finite")
-        if not 0 < self.low_freq_factor < self.high_freq_factor:
-            raise UnsupportedModel(
-                f"rope scaling has low_freq_factor {self.low_freq_factor} and high_freq_factor "
-                f"{self.high_freq_factor}; the first must be greater than 0 and less than the second"
-            )
+        for low, high in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
+            if not 0 < getattr(self, low) < getattr(self, high) < math.inf:
+                raise UnsupportedModel(
+                    f"rope scaling has {low} {getattr(self, low)} and {high} {getattr(self, high)}; "
+                    "the first must be greater than 0 and less than the second"
+                )
+        factors = self.short_factors + self.long_factors
+        if not all(0 < factor < math.inf for factor in factors):
+            raise UnsupportedModel("rope scaling has factors that are not greater than 0, and finite")
 
-    @classmethod
-    def parse(cls, scaling: Mapping[str, Any] | None) -> RopeScaling | None:
-        """Read a Hugging Face ``rope_scaling`` (its kind under ``rope_type``, or ``type`` in older files).
+    def for_length(self, length: int) -> RopeScaling:
+        """This scaling where sequences have at most ``length`` tokens: what transformers computes for one that long.
 
-        None and the kind ``default`` give None. Other kinds, and missing or unknown entries, raise UnsupportedModel.
+        dynamic stretches by how far ``length`` exceeds the context of training; longrope takes its long factors where
+        it does. transformers chooses anew as a sequence grows, and then old keys, which are cached, no longer fit the
+        new angles; so here it is chosen once. Other kinds do not ask.
         """
-        if scaling is None:
-            return None
-        entries = dict(scaling)
-        kinds = [entries.pop(key) for key in ("rope_type", "type") if key in entries]
-        if not kinds:
-            raise UnsupportedModel(f"rope_scaling {dict(scaling)} names no kind; it wants rope_type")
-        names = {"default": {}, "linear": _LINEAR, "llama3": _LLAMA3}.get(kinds[0])
-        if names is None:
-            raise UnsupportedModel(f"rope scaling {kinds[0]!r} is not built; built: default, linear, llama3")
-        missing, extra = names.keys() - entries.keys(), entries.keys() - names.keys()
-        if missing or extra:
-            raise UnsupportedModel(
-                f"rope_scaling of kind {kinds[0]!r} lacks {sorted(missing)} and has {sorted(extra)}, "
-                f"which is not known; it wants exactly {sorted(names)}"
-            )
-        return cls(kind=kinds[0], **{names[key]: value for key, value in entries.items()}) if names else None
+        return dataclasses.replace(self, length=length) if self.kind in ("dynamic", "longrope") else self
 
+    def reach(self, max_position: int) -> int:
+        """Tokens that a model whose file says ``max_position`` can be served with: dynamic and yarn files often name
+        the context of training there."""
+        if self.kind not in ("dynamic", "yarn"):
+            return max_position
+        return max(max_position, round(self.original_max_position * self.factor))
 
-_LINEAR = {"factor": "factor"}
-_LLAMA3 = _LINEAR | {
-    "low_freq_factor": "low_freq_factor",
-    "high_freq_factor": "high_freq_factor",
-    "original_max_position_embeddings": "original_max_position",
-}
-"""The entries of each kind: Hugging Face's name and ours."""
+    def check_dim(self, rotary_dim: int) -> None:
+        """Raise UnsupportedModel where this scaling cannot turn ``rotary_dim`` dimensions of a head."""
+        if self.kind == "dynamic" and rotary_dim < 4:
+            raise UnsupportedModel(f"dynamic rope scaling wants 4 rotary dimensions or more; there are {rotary_dim}")
+        if self.kind == "longrope":
+            found = len(self.short_factors), len(self.long_factors)
+            if found != (rotary_dim // 2,) * 2:
+                raise UnsupportedModel(
+                    f"longrope scaling has {found[0]} short and {found[1]} long factors; "
+                    f"{rotary_dim} rotary dimensions want {rotary_dim // 2} of each"
+                )
 
 
 def inverse_frequencies(
-    head_dim: int, theta: float, scaling: RopeScaling | None
-) -> Float64[np.ndarray, " {head_dim}//2"]:
-    """Radians that each pair of dimensions turns by a position."""
-    frequencies = theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
-    if scaling is None:
+    rotary_dim: int, theta: float, scaling: RopeScaling | None
+) -> Float64[np.ndarray, " {rotary_dim}//2"]:
+    """Radians that each pair of the rotary dimensions turns by a position."""
+    if scaling is not None and scaling.kind == "dynamic":
+        theta *= _dynamic_stretch(scaling) ** (rotary_dim / (rotary_dim - 2))
+    frequencies = theta ** (-np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim)
+    if scaling is None or scaling.kind == "dynamic":
         return frequencies
     if scaling.kind == "linear":
         return frequencies / scaling.factor
-    # llama3: turns of each pair within the context of training; few turns are stretched, many are kept,
-    # and between the two bounds the stretch fades linearly.
-    turns = scaling.original_max_position * frequencies / (2 * math.pi)
-    keep = np.clip((turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor), 0.0, 1.0)
+    if scaling.kind == "longrope":
+        is_long = scaling.length > scaling.original_max_position
+        return frequencies / np.asarray(scaling.long_factors if is_long else scaling.short_factors)
+    keep = _kept_llama3(frequencies, scaling) if scaling.kind == "llama3" else _kept_yarn(rotary_dim, theta, scaling)
     return frequencies * (keep + (1.0 - keep) / scaling.factor)
 
 
+def _dynamic_stretch(scaling: RopeScaling) -> float:
+    """NTK-aware scaling (its authors: u/bloc97, u/emozilla), as transformers computes it."""
+    length = max(scaling.length, scaling.original_max_position)
+    return scaling.factor * length / scaling.original_max_position - (scaling.factor - 1.0)
+
+
+def _kept_llama3(frequencies: Float64[np.ndarray, " N"], scaling: RopeScaling) -> Float64[np.ndarray, " N"]:
+    """How much of each frequency stays. By turns within the context of training: many are kept, few are stretched,
+    and between the two bounds it fades linearly."""
+    turns = scaling.original_max_position * frequencies / (2 * math.pi)
+    return np.clip((turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor), 0.0, 1.0)
+
+
+def _kept_yarn(rotary_dim: int, theta: float, scaling: RopeScaling) -> Float64[np.ndarray, " {rotary_dim}//2"]:
+    """As for llama3, fading by the pair's number (arXiv 2309.00071, section 3.2, with bounds as transformers has)."""
+
+    def pair_with(turns: float) -> float:
+        return rotary_dim * math.log(scaling.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = pair_with(scaling.beta_fast), pair_with(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rotary_dim - 1)
+    if low == high:
+        high += 0.001
+    return 1.0 - np.clip((np.arange(rotary_dim // 2, dtype=np.float64) - low) / (high - low), 0.0, 1.0)
+
+
 def apply_rope(
-    x: Float[Array, "T N Dh"], positions: Int32[Array, " T"], frequencies: Float64[np.ndarray, " Dh//2"]
+    x: Float[Array, "T N Dh"],
+    positions: Int32[Array, " T"],
+    frequencies: Float64[np.ndarray, " pairs"],
+    attention_factor: float = 1.0,
 ) -> Float[Array, "T N Dh"]:
-    """Turn the N heads of x to their ``positions``; dimension i pairs with i + Dh/2. Angles are float32."""
+    """Turn the N heads of x to their ``positions``. Angles are float32.
+
+    Of the first 2 * pairs dimensions, i pairs with i + pairs, and their lengths change by ``attention_factor``; those
+    behind them stay as they are.
+    """
+    rotary_dim = 2 * frequencies.shape[0]
+    if rotary_dim > x.shape[-1]:
+        raise ValueError(f"{rotary_dim} rotary dimensions do not fit heads of {x.shape[-1]}")
     angles = positions.astype(jnp.float32)[:, None] * jnp.asarray(frequencies, jnp.float32)[None]
-    cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
-    low, high = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1).astype(x.dtype)
+    cos = attention_factor * jnp.cos(angles)[:, None]
+    sin = attention_factor * jnp.sin(angles)[:, None]
+    low, high = jnp.split(x[..., :rotary_dim].astype(jnp.float32), 2, axis=-1)
+    turned = jnp.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1).astype(x.dtype)
+    return turned if rotary_dim == x.shape[-1] else jnp.concatenate([turned, x[..., rotary_dim:]], axis=-1)

@@ -17,8 +17,7 @@ from jserve.models.registry import build_abstract, family
 from jserve.models.rope import RopeScaling
 from jserve.testing.models import TINY_LLAMA, tiny_llama
 
-SCALING = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-SCALING["original_max_position_embeddings"] = 32
+SCALING = RopeScaling(kind="llama3", factor=8.0, original_max_position=32)
 
 
 def numpy_llama(config, params, tokens):
@@ -67,7 +66,7 @@ def numpy_llama(config, params, tokens):
         {"tie_embeddings": True},
         {"num_kv_heads": 1, "rms_norm_eps": 1e-2},
         {"num_kv_heads": 4, "rope_theta": 100.0},
-        {"rope_scaling": RopeScaling.parse(SCALING), "rope_theta": 500000.0},
+        {"rope_scaling": SCALING, "rope_theta": 500000.0},
     ],
 )
 def test_logits_equal_numpy(overrides):
@@ -130,18 +129,20 @@ def test_the_engine_can_trace_its_cache():
 
 
 def test_unknown_family_names_the_known_ones():
-    with pytest.raises(UnsupportedModel, match="model family 'gpt5' is not built; built: llama"):
+    with pytest.raises(
+        UnsupportedModel, match="model family 'gpt5' is not built; built: gemma2, gemma3, gpt2, llama, mistral"
+    ):
         family("gpt5")
 
 
 def test_config_survives_json():
-    config = LlamaConfig(**TINY_LLAMA, rope_scaling=RopeScaling.parse(SCALING), tie_embeddings=True)
+    config = LlamaConfig(**TINY_LLAMA, rope_scaling=SCALING, tie_embeddings=True)
     assert LlamaConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     assert LlamaConfig.from_dict(TINY_LLAMA) == LlamaConfig(**TINY_LLAMA)
 
 
 def test_config_refuses_what_it_does_not_know():
-    with pytest.raises(UnsupportedModel, match=r"unknown \['attention_bias'\]; known: head_dim, "):
+    with pytest.raises(UnsupportedModel, match=r"unknown \['attention_bias'\]; known: experts, head_dim, "):
         LlamaConfig.from_dict({**TINY_LLAMA, "attention_bias": True})
     with pytest.raises(UnsupportedModel, match=r"unknown \['rope_scaling.beta'\]"):
         LlamaConfig.from_dict({**TINY_LLAMA, "rope_scaling": {"kind": "linear", "factor": 2.0, "beta": 1.0}})

@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -5,13 +7,7 @@ import pytest
 from jserve.errors import UnsupportedModel
 from jserve.models.rope import RopeScaling, apply_rope, inverse_frequencies
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 32.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
+LLAMA3 = RopeScaling(kind="llama3", factor=32.0, original_max_position=8192)
 
 
 def test_turns_pairs_of_dimensions_half_a_head_apart():
@@ -38,7 +34,7 @@ def test_linear_divides_every_frequency():
 
 def test_llama3_by_its_definition_in_wavelengths():
     plain = inverse_frequencies(64, 500000.0, None)
-    got = inverse_frequencies(64, 500000.0, RopeScaling.parse(LLAMA3))
+    got = inverse_frequencies(64, 500000.0, LLAMA3)
     regions = set()
     for frequency, scaled in zip(plain, got, strict=True):
         wavelength = 2 * np.pi / frequency
@@ -56,31 +52,77 @@ def test_llama3_by_its_definition_in_wavelengths():
     assert regions == {"kept", "between", "stretched"}
 
 
-@pytest.mark.parametrize(
-    ("entries", "want"),
-    [
-        (None, None),
-        ({"rope_type": "default"}, None),
-        ({"type": "linear", "factor": 2.0}, RopeScaling(kind="linear", factor=2.0)),
-        ({"rope_type": "linear", "type": "linear", "factor": 2.0}, RopeScaling(kind="linear", factor=2.0)),
-        (LLAMA3, RopeScaling(kind="llama3", factor=32.0, original_max_position=8192)),
-    ],
-)
-def test_hugging_face_spellings(entries, want):
-    assert RopeScaling.parse(entries) == want
+def test_dimensions_behind_the_rotary_ones_stay():
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 2, 8)), jnp.float32)
+    positions, frequencies = jnp.array([1, 5, 9], jnp.int32), inverse_frequencies(6, 100.0, None)
+    got = apply_rope(x, positions, frequencies)
+    np.testing.assert_array_equal(got[..., 6:], x[..., 6:])
+    np.testing.assert_allclose(got[..., :6], apply_rope(x[..., :6], positions, frequencies), rtol=1e-6)
+    with pytest.raises(ValueError, match="16 rotary dimensions do not fit heads of 8"):
+        apply_rope(x, positions, np.ones(8))
+
+
+def test_the_attention_factor_changes_lengths_of_what_rotates():
+    x = jnp.ones((1, 1, 4), jnp.float32)
+    plain, more = (apply_rope(x, jnp.array([3]), np.ones(1), factor) for factor in (1.0, 1.5))
+    np.testing.assert_allclose(more[..., :2], 1.5 * plain[..., :2], rtol=1e-6)
+    np.testing.assert_array_equal(more[..., 2:], plain[..., 2:])
+
+
+YARN = RopeScaling(kind="yarn", factor=4.0, original_max_position=4096)
+
+
+@pytest.mark.parametrize("truncate", [True, False])
+def test_yarn_keeps_what_turns_often_and_divides_what_turns_rarely(truncate):
+    plain = inverse_frequencies(64, 10000.0, None)
+    got = inverse_frequencies(64, 10000.0, dataclasses.replace(YARN, truncate=truncate)) / plain
+    turns = 4096 * plain / (2 * np.pi)
+    # Moved outwards to whole pairs, the bounds leave one pair of either side to the fade.
+    np.testing.assert_allclose(got[turns > 32 * 1.34], 1.0, rtol=1e-12)
+    np.testing.assert_allclose(got[turns < 1 / 1.34], 0.25, rtol=1e-12)
+    fading = got[(got < 1.0) & (got > 0.25)]
+    assert len(fading) > 8
+    np.testing.assert_allclose(np.diff(fading, 2), 0.0, atol=1e-12)
+
+
+def test_dynamic_and_longrope_are_chosen_by_the_longest_sequence():
+    dynamic = RopeScaling(kind="dynamic", factor=2.0, original_max_position=100)
+    for length in (0, 1, 100):
+        got = inverse_frequencies(8, 10000.0, dynamic.for_length(length))
+        np.testing.assert_allclose(got, inverse_frequencies(8, 10000.0, None))
+    got = inverse_frequencies(8, 10000.0, dynamic.for_length(150))
+    np.testing.assert_allclose(got, inverse_frequencies(8, 10000.0 * 2.0 ** (8 / 6), None))
+
+    long = RopeScaling(kind="longrope", original_max_position=100, short_factors=(1.0, 2.0), long_factors=(3.0, 4.0))
+    plain = inverse_frequencies(4, 10000.0, None)
+    for length, factors in ((0, [1.0, 2.0]), (100, [1.0, 2.0]), (101, [3.0, 4.0])):
+        np.testing.assert_allclose(inverse_frequencies(4, 10000.0, long.for_length(length)), plain / factors)
+    assert YARN.for_length(9) == YARN
+
+
+def test_how_far_a_scaling_reaches():
+    assert YARN.reach(4096) == 16384
+    assert YARN.reach(20000) == 20000
+    assert RopeScaling(kind="dynamic", factor=2.0, original_max_position=100).reach(100) == 200
+    assert LLAMA3.reach(131072) == 131072
 
 
 @pytest.mark.parametrize(
-    ("entries", "words"),
+    ("fields", "words"),
     [
-        ({"rope_type": "yarn", "factor": 2.0}, "'yarn' is not built; built: default, linear, llama3"),
-        ({"factor": 2.0}, "names no kind"),
-        ({"type": "linear"}, r"lacks \['factor'\]"),
-        ({"type": "linear", "factor": 2.0, "beta": 1}, r"has \['beta'\]"),
-        ({"type": "linear", "factor": 0}, "factor 0; it must be greater than 0"),
-        ({**LLAMA3, "low_freq_factor": 4.0}, "less than the second"),
+        ({"kind": "linear", "factor": 0.0}, "factor 0.0; it must be greater than 0"),
+        ({"kind": "llama3", "low_freq_factor": 4.0}, "low_freq_factor 4.0 and high_freq_factor 4.0; the first must"),
+        ({"kind": "yarn", "beta_fast": 1.0}, "beta_slow 1.0 and beta_fast 1.0; the first must"),
+        ({"kind": "longrope", "short_factors": (1.0, -1.0)}, "factors that are not greater than 0"),
     ],
 )
-def test_other_scalings_are_refused(entries, words):
+def test_other_scalings_are_refused(fields, words):
     with pytest.raises(UnsupportedModel, match=words):
-        RopeScaling.parse(entries)
+        RopeScaling(**fields)
+
+
+def test_scalings_that_do_not_fit_a_head_are_refused():
+    with pytest.raises(UnsupportedModel, match="1 short and 0 long factors; 8 rotary dimensions want 4 of each"):
+        RopeScaling(kind="longrope", short_factors=(1.0,)).check_dim(8)
+    with pytest.raises(UnsupportedModel, match="wants 4 rotary dimensions or more; there are 2"):
+        RopeScaling(kind="dynamic").check_dim(2)

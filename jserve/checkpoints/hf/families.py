@@ -1,0 +1,50 @@
+"""The families that are read from Hugging Face folders, by their ``model_type``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jserve.checkpoints.hf import gemma, gpt2, llama
+from jserve.checkpoints.key_map import KeyMap
+from jserve.errors import UnsupportedModel
+from jserve.models.config import ModelConfig
+
+__all__ = ["HF_FAMILIES", "HfFamily", "hf_family"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HfFamily:
+    """How one ``model_type`` is read."""
+
+    family: str
+    """Its name in ``jserve.models.registry``."""
+    config: Callable[[Mapping[str, Any]], ModelConfig]
+    """From the contents of config.json. Raises CheckpointError for settings that are malformed, and UnsupportedModel
+    for those that change the computation and are not built; either names all at once."""
+    key_map: KeyMap
+
+
+HF_FAMILIES: Mapping[str, HfFamily] = {
+    "llama": HfFamily(family="llama", config=llama.llama, key_map=llama.KEY_MAP),
+    "mistral": HfFamily(family="mistral", config=llama.mistral, key_map=llama.KEY_MAP),
+    "qwen2": HfFamily(family="qwen2", config=llama.qwen2, key_map=llama.KEY_MAP),
+    "qwen3": HfFamily(family="qwen3", config=llama.qwen3, key_map=llama.KEY_MAP),
+    "phi3": HfFamily(family="phi3", config=llama.phi3, key_map=llama.PHI3_KEY_MAP),
+    "mixtral": HfFamily(family="mixtral", config=llama.mixtral, key_map=llama.MIXTRAL_KEY_MAP),
+    "qwen3_moe": HfFamily(family="qwen3_moe", config=llama.qwen3_moe, key_map=llama.QWEN3_MOE_KEY_MAP),
+    "gemma2": HfFamily(family="gemma2", config=gemma.gemma2, key_map=gemma.KEY_MAP),
+    "gemma3": HfFamily(family="gemma3", config=gemma.gemma3, key_map=gemma.KEY_MAP),
+    "gemma3_text": HfFamily(family="gemma3", config=gemma.gemma3_text, key_map=gemma.KEY_MAP),
+    "gpt2": HfFamily(family="gpt2", config=gpt2.gpt2, key_map=gpt2.KEY_MAP),
+}
+
+
+def hf_family(values: Mapping[str, Any]) -> HfFamily:
+    """The family of a config.json. Raises UnsupportedModel with the known ones."""
+    kind = values.get("model_type")
+    if not isinstance(kind, str) or kind not in HF_FAMILIES:
+        known = ", ".join(sorted(HF_FAMILIES))
+        raise UnsupportedModel(f"config.json has the model_type {kind!r}; read from Hugging Face folders: {known}")
+    return HF_FAMILIES[kind]

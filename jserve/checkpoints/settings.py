@@ -1,0 +1,155 @@
+"""Settings that a file holds, read key by key; everything wrong with them is collected and raised at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from jserve.errors import CheckpointError, UnsupportedModel
+from jserve.models.config import ModelConfig
+
+__all__ = ["Settings", "short"]
+
+C = TypeVar("C", bound=ModelConfig)
+
+
+class Settings:
+    """Values by key. What is asked for counts as known; ``finish`` refuses the rest, for it may change what the model
+    computes.
+
+    Readers give a value that stands in for one that is missing or wrong, so that all can be named; only what
+    ``finish`` has passed is a setting of the model.
+    """
+
+    def __init__(self, values: Mapping[str, Any], *, where: str, prefix: str = "", fix: str | None = None) -> None:
+        """``where`` names the file, ``prefix`` stands before each key in messages, ``fix`` is what to do about
+        settings that are not known."""
+        self.values = values
+        self.where = where
+        self._prefix = prefix
+        self._fix = fix
+        self._asked: set[str] = set()
+        self._inside: list[Settings] = []
+        self._wrong: list[str] = []
+        self._unsupported: list[str] = []
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of any kind; the default where it is absent or null."""
+        self._asked.add(key)
+        value = self.values.get(key)
+        return default if value is None else value
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """A whole number above 0."""
+        value = self.get(key, default)
+        if _is_whole(value) and 0 < value < 1 << 31:
+            return value
+        self.miss(key, value, "a whole number above 0")
+        return 1
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number above 0."""
+        value = self.get(key, default)
+        if _is_positive(value):
+            return float(value)
+        self.miss(key, value, "a number above 0")
+        return 1.0
+
+    def maybe_number(self, key: str) -> float | None:
+        """As ``number``; None where it is absent."""
+        return None if self.get(key) is None else self.number(key)
+
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """A list of finite numbers above 0."""
+        value = self.get(key)
+        if isinstance(value, Sequence) and not isinstance(value, str) and all(map(_is_positive, value)):
+            return tuple(map(float, value))
+        self.miss(key, value, "a list of numbers above 0")
+        return ()
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        """true or false."""
+        value = self.get(key, default)
+        if isinstance(value, bool):
+            return value
+        self.miss(key, value, "true or false")
+        return default
+
+    def only(self, key: str, *built: Any) -> None:
+        """A setting that may be absent, or have one of the values that are built."""
+        value = self.get(key)
+        if value is not None and not any(type(value) is type(one) and value == one for one in built):
+            self.unsupported(f"{self._prefix}{key} = {short(value)} (built: {', '.join(map(short, built))})")
+
+    def inside(self, key: str) -> Settings | None:
+        """The settings under ``key``, if there are any; they are finished with these."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            self.miss(key, value, "a table of settings")
+            return None
+        child = Settings(value, where=self.where, prefix=f"{self._prefix}{key}.")
+        child._wrong, child._unsupported = self._wrong, self._unsupported
+        self._inside.append(child)
+        return child
+
+    @property
+    def has_problems(self) -> bool:
+        """Whether ``finish`` would raise for what has been read so far."""
+        return bool(self._wrong or self._unsupported)
+
+    def miss(self, key: str, value: Any, wanted: str) -> None:
+        """``key`` is not ``wanted``: the file is malformed."""
+        what = "is missing" if value is None else f"is {short(value)}"
+        self.wrong(f"{self._prefix}{key} {what}; it must be {wanted}")
+
+    def wrong(self, what: str) -> None:
+        """The file is malformed."""
+        self._wrong.append(what)
+
+    def unsupported(self, what: str) -> None:
+        """The file asks for something that is not built."""
+        self._unsupported.append(what)
+
+    def known(self, key: str, value: Any) -> bool:
+        """Whether ``key`` may be left unread."""
+        return value is None
+
+    def finish(self) -> None:
+        """Raise CheckpointError with everything that is malformed, or UnsupportedModel with all that is not built."""
+        if self._wrong:
+            raise CheckpointError(f"{self.where}: {'; '.join(self._wrong)}")
+        unread = [
+            f"{part._prefix}{key} = {short(value)}"
+            for part in (self, *self._inside)
+            for key, value in part.values.items()
+            if key not in part._asked and not part.known(key, value)
+        ]
+        if self._unsupported or unread:
+            raise UnsupportedModel(
+                f"{self.where} has settings that are not built: {', '.join([*self._unsupported, *unread])}",
+                fix=self._fix if unread else None,
+            )
+
+    def build(self, kind: type[C], fields: Mapping[str, Any]) -> C:
+        """``finish``, and the configuration made of ``fields``; UnsupportedModel where they do not go together."""
+        self.finish()
+        try:
+            return kind(**fields)
+        except UnsupportedModel as error:
+            raise UnsupportedModel(f"{self.where}: {error.message}", fix=error.fix) from None
+
+
+def short(value: Any) -> str:
+    """``value`` as text that fits a message."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0.0 < value < float("inf")
