@@ -26,7 +26,7 @@ class Settings:
         settings that are not known."""
         self.values = values
         self.where = where
-        self._prefix = prefix
+        self.prefix = prefix
         self._fix = fix
         self._asked: set[str] = set()
         self._inside: list[Settings] = []
@@ -79,7 +79,7 @@ class Settings:
         """A setting that may be absent, or have one of the values that are built."""
         value = self.get(key)
         if value is not None and not any(type(value) is type(one) and value == one for one in built):
-            self.unsupported(f"{self._prefix}{key} = {short(value)} (built: {', '.join(map(short, built))})")
+            self.unsupported(f"{self.prefix}{key} = {short(value)} (built: {', '.join(map(short, built))})")
 
     def inside(self, key: str) -> Settings | None:
         """The settings under ``key``, if there are any; they are finished with these."""
@@ -89,7 +89,7 @@ class Settings:
         if not isinstance(value, Mapping):
             self.miss(key, value, "a table of settings")
             return None
-        child = Settings(value, where=self.where, prefix=f"{self._prefix}{key}.")
+        child = Settings(value, where=self.where, prefix=f"{self.prefix}{key}.")
         child._wrong, child._unsupported = self._wrong, self._unsupported
         self._inside.append(child)
         return child
@@ -102,7 +102,7 @@ class Settings:
     def miss(self, key: str, value: Any, wanted: str) -> None:
         """``key`` is not ``wanted``: the file is malformed."""
         what = "is missing" if value is None else f"is {short(value)}"
-        self.wrong(f"{self._prefix}{key} {what}; it must be {wanted}")
+        self.wrong(f"{self.prefix}{key} {what}; it must be {wanted}")
 
     def wrong(self, what: str) -> None:
         """The file is malformed."""
@@ -118,10 +118,9 @@ class Settings:
 
     def finish(self) -> None:
         """Raise CheckpointError with everything that is malformed, or UnsupportedModel with all that is not built."""
-        if self._wrong:
-            raise CheckpointError(f"{self.where}: {'; '.join(self._wrong)}")
+        self.check()
         unread = [
-            f"{part._prefix}{key} = {short(value)}"
+            f"{part.prefix}{key} = {short(value)}"
             for part in (self, *self._inside)
             for key, value in part.values.items()
             if key not in part._asked and not part.known(key, value)
@@ -131,6 +130,11 @@ class Settings:
                 f"{self.where} has settings that are not built: {', '.join([*self._unsupported, *unread])}",
                 fix=self._fix if unread else None,
             )
+
+    def check(self) -> None:
+        """As ``finish``, while there is more to ask for: only CheckpointError."""
+        if self._wrong:
+            raise CheckpointError(f"{self.where}: {'; '.join(self._wrong)}")
 
     def build(self, kind: type[C], fields: Mapping[str, Any]) -> C:
         """``finish``, and the configuration made of ``fields``; UnsupportedModel where they do not go together."""

@@ -162,12 +162,16 @@ def test_other_factors_are_refused(tmp_path, factors):
 @pytest.mark.parametrize(
     ("metadata", "words"),
     [
-        ({"general.architecture": "mamba"}, r"architecture 'mamba'; architectures read from GGUF: llama"),
-        ({"llama.rope.scaling.type": "yarn"}, r"llama\.rope\.scaling\.type = 'yarn'"),
-        ({"llama.expert_count": 8}, r"llama\.expert_count = 8"),
-        ({"llama.attention.sliding_window": 128}, r"llama\.attention\.sliding_window = 128"),
+        (
+            {"general.architecture": "mamba"},
+            r"architecture 'mamba'; architectures read from GGUF: gemma2, gemma3, gpt2, llama",
+        ),
+        ({"llama.rope.scaling.type": "ntk"}, r"llama\.rope\.scaling\.type = 'ntk' \(built: 'none', 'linear', 'yarn'"),
+        ({"llama.rope.scaling.attn_factor": 2.0}, r"llama\.rope\.scaling\.attn_factor = 2\.0"),
+        ({"llama.expert_shared_count": 1}, r"llama\.expert_shared_count = 1"),
+        ({"llama.attention.clamp_kqv": 8.0}, r"llama\.attention\.clamp_kqv = 8\.0"),
         ({"llama.logit_scale": 2.0, "llama.swin_norm": True}, r"logit_scale = 2\.0, llama\.swin_norm = True"),
-        ({"llama.rope.dimension_count": 8}, r"llama\.rope\.dimension_count = 8"),
+        ({"llama.rope.dimension_count": 18}, r"rotary_dim is 18; allowed are even numbers from 2 to head_dim 16"),
         ({"split.count": 3}, "one of 3 parts"),
         ({"tokenizer.ggml.model": "llama"}, r"t\.gguf: tokenizer\.ggml\.model is 'llama'"),
     ],
@@ -187,6 +191,9 @@ def test_what_is_not_built_is_refused_by_name(tmp_path, metadata, words):
         ({"llama.context_length": 0}, r"llama\.context_length is 0"),
         ({"llama.rope.freq_base": float("nan")}, r"llama\.rope\.freq_base is nan; it must be a number above 0"),
         ({"llama.vocab_size": 7}, r"llama\.vocab_size is 7"),
+        ({"llama.expert_count": 8}, r"llama\.expert_used_count is missing"),
+        ({"llama.expert_count": 8, "llama.expert_used_count": 9}, r"expert_used_count is 9, of 8 experts"),
+        ({"llama.rope.scaling.type": "longrope"}, r"longrope, and there are no tensors rope_factors_long\.weight"),
         (
             {"llama.attention.layer_norm_rms_epsilon": None, "llama.block_count": 0},
             r"block_count is 0.*epsilon is miss",

@@ -11,7 +11,7 @@ import numpy as np
 from gguf import GGMLQuantizationType
 
 from jserve.checkpoints.checkpoint import Checkpoint
-from jserve.checkpoints.gguf import llama
+from jserve.checkpoints.gguf import gemma, gpt2, llama
 from jserve.checkpoints.gguf.file import GgufFile, GgufTensor
 from jserve.checkpoints.gguf.tensors import READABLE, read_tensor, stored_dtype
 from jserve.checkpoints.key_map import KeyMap, plan_leaves
@@ -35,12 +35,16 @@ class Architecture:
 
 
 _ARCHITECTURES: Mapping[str, Architecture] = {
-    "llama": Architecture(
-        family="llama",
-        config=llama.llama_config,
-        key_map=llama.KEY_MAP,
-    )
+    "llama": Architecture(family="llama", config=llama.llama, key_map=llama.KEY_MAP),
+    "qwen2": Architecture(family="qwen2", config=llama.qwen2, key_map=llama.QWEN_KEY_MAP),
+    "qwen3": Architecture(family="qwen3", config=llama.qwen3, key_map=llama.QWEN_KEY_MAP),
+    "qwen3moe": Architecture(family="qwen3_moe", config=llama.qwen3moe, key_map=llama.QWEN_KEY_MAP),
+    "phi3": Architecture(family="phi3", config=llama.phi3, key_map=llama.PHI3_KEY_MAP),
+    "gemma2": Architecture(family="gemma2", config=gemma.gemma2, key_map=gemma.KEY_MAP),
+    "gemma3": Architecture(family="gemma3", config=gemma.gemma3, key_map=gemma.KEY_MAP),
+    "gpt2": Architecture(family="gpt2", config=gpt2.gpt2, key_map=gpt2.KEY_MAP),
 }
+"""Mistral and Mixtral are "llama" here, and so is their family."""
 
 _SAMPLING: Mapping[str, str] = {
     "general.sampling.temp": "temperature",
