@@ -4,11 +4,14 @@
 annotations. It must stand before the first import of any of them.
 """
 
+import json
 import os
+from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
+import pytest
 from jaxtyping import install_import_hook
 
 CHECKED = ["jserve.models", *(f"jserve.engine.{name}" for name in ("forward", "plan", "sampler", "state", "step"))]
@@ -22,3 +25,11 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 def pytest_addoption(parser):
     parser.addoption("--require-aot", action="store_true", help="fail, not skip, where the aot extra is missing")
+    parser.addoption("--verified", metavar="FILE", help="write what the tests verify (family, source, how) to FILE")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    if (file := config.getoption("--verified")) is not None:
+        rows = {mark.args for item in items for mark in item.iter_markers("verifies")}
+        Path(file).write_text(json.dumps(sorted(rows)), encoding="utf-8")

@@ -10,6 +10,7 @@ from jserve.errors import ConfigError, InvalidRequest, TemplateError, Unsupporte
 from jserve.request import MAX_STOP_TOKENS, Message, Prompt, ResolvedSampling, SamplingParams
 from jserve.serving import limits
 from jserve.text.chat_template import ChatTemplate
+from jserve.text.marker_guard import MarkerGuard
 from jserve.text.tokenizer import Tokenizer
 
 __all__ = ["Prepared", "Preparer"]
@@ -40,6 +41,7 @@ class Preparer:
         """Raises ConfigError where the checkpoint's defaults or EOS ids cannot be served."""
         self._tokenizer = tokenizer
         self._template = chat_template
+        self._guard = None if tokenizer is None or chat_template is None else MarkerGuard(tokenizer)
         self._defaults = defaults
         self._eos_ids = tuple(dict.fromkeys(eos_ids))
         self._limits = engine_limits
@@ -62,7 +64,10 @@ class Preparer:
         return Prepared(prompt_ids=prompt_ids, sampling=sampling, stop=stop, include_stop=bool(params.include_stop))
 
     def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
-        """Text: by the tokenizer's own rule for BOS. A chat: through the template. Ids: untouched."""
+        """Text: by the tokenizer's own rule for BOS. A chat: through the template. Ids: untouched.
+
+        Special tokens written out are special tokens in text, and plain text in the messages of a chat.
+        """
         if isinstance(prompt, str):
             tokenizer = self._need_tokenizer()
             limits.check_text(prompt, max_bytes=self.max_prompt_bytes, limits=self._limits)
@@ -73,16 +78,21 @@ class Preparer:
                 f"the prompt is of type {type(prompt).__name__}; give text, a list of token ids or a list of messages"
             )
         if len(prompt) and isinstance(prompt[0], Mapping):
-            tokenizer = self._need_tokenizer()
-            # At most one BOS whoever writes it: the template, or the tokenizer where the model wants one.
-            return tuple(tokenizer.encode(self._render(prompt), add_special=True))  # type: ignore[arg-type]
+            self._need_tokenizer()
+            return self._chat_ids(prompt)  # type: ignore[arg-type]
         return limits.check_prompt_ids(prompt, limits=self._limits)  # type: ignore[arg-type]
 
-    def _render(self, messages: Sequence[Message]) -> str:
-        if self._template is None:
+    def _chat_ids(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """At most one BOS whoever writes it, the template or the tokenizer; markers in messages are plain text."""
+        if self._template is None or self._guard is None:
             raise TemplateError(f"model {self._model_name!r} has no chat template; send raw text or token ids")
         checked = limits.check_messages(messages, max_bytes=self.max_prompt_bytes, limits=self._limits)
-        return self._template.render(checked)
+        guarded = self._guard.protect(checked)
+        try:
+            rendered = self._template.render(guarded.messages)
+        except TemplateError as error:
+            raise TemplateError(error.message.replace(guarded.mark or "", ""), fix=error.fix) from None
+        return tuple(self._guard.encode(rendered, mark=guarded.mark))
 
     def _need_tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:

@@ -2,54 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, models
 
 from jserve.errors import CheckpointError, UnsupportedModel
+from jserve.text.gguf_fields import GgufFields
+from jserve.text.pre_tokenizers import PRE_TOKENIZERS
+from jserve.text.sentencepiece import SPACE, Piece, PieceKind, SentencePieceModel, build_backend
 from jserve.text.tokenizer import Tokenizer
 
-__all__ = ["PRE_TOKENIZERS", "PreTokenizer", "tokenizer_from_gguf"]
+__all__ = ["tokenizer_from_gguf"]
 
-_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
-"""Values of ``tokenizer.ggml.token_type``; every other one is an ordinary token."""
-
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_WORD = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
-_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-
-
-@dataclass(frozen=True, kw_only=True)
-class PreTokenizer:
-    """How text is cut before merges: one value of ``tokenizer.ggml.pre``."""
-
-    splits: tuple[str, ...] = ()
-    """Each cuts what the one before it left, keeping its matches whole. None: GPT-2's own cut."""
-    digits_apart: bool = False
-    """Every digit is a piece of its own, before anything else."""
-    nfc: bool = False
-    """Text is brought to normal form C first."""
-    ignore_merges: bool = False
-    """A piece that is itself a token is that token, whatever its merges say."""
-    add_bos: bool = False
-    """The BOS rule of files that do not state one."""
-
-
-_LLAMA3 = PreTokenizer(splits=(rf"{_WORD}|\p{{N}}{{1,3}}|{_REST}",), ignore_merges=True, add_bos=True)
-
-PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
-    "default": PreTokenizer(splits=(r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
-    "gpt-2": PreTokenizer(),
-    "llama-bpe": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "llama3": _LLAMA3,
-    "qwen2": PreTokenizer(splits=(rf"{_WORD}|\p{{N}}|{_REST}",), nfc=True),
-    "smollm": PreTokenizer(digits_apart=True),
-}
-"""The kinds that are built."""
+_SPECIAL = (PieceKind.CONTROL, PieceKind.UNKNOWN)
 
 
 def tokenizer_from_gguf(fields: Mapping[str, Any]) -> Tokenizer:
@@ -58,131 +25,95 @@ def tokenizer_from_gguf(fields: Mapping[str, Any]) -> Tokenizer:
     Raises UnsupportedModel for tokenizer models, pre-tokenizers and flags that are not built, by name, and
     CheckpointError for tables that are missing or contradict each other.
     """
-    table = _Fields(fields)
+    table = GgufFields(fields)
     model = table.text("model")
-    if model != "gpt2":
-        raise UnsupportedModel(f"tokenizer.ggml.model is {model!r}; tokenizers read from GGUF: 'gpt2'")
+    if model not in _BACKENDS:
+        known = ", ".join(map(repr, _BACKENDS))
+        raise UnsupportedModel(f"tokenizer.ggml.model is {model!r}; tokenizers read from GGUF: {known}")
+    if table.flag("add_eos_token", default=False):
+        raise UnsupportedModel("tokenizer.ggml.add_eos_token is true; prompts that end with EOS are not built")
+    backend, count, default_bos = _BACKENDS[model](table, str(fields.get("general.architecture")))
+    add_bos = table.flag("add_bos_token", default=default_bos)
+    bos = table.token_id("bos_token_id", count)
+    if add_bos and bos is None:
+        raise CheckpointError("tokenizer.ggml.add_bos_token is true and tokenizer.ggml.bos_token_id is missing")
+    ends = [table.token_id(f"{end}_token_id", count) for end in ("eos", "eot", "eom")]
+    return Tokenizer(
+        backend, eos_ids=dict.fromkeys(end for end in ends if end is not None), bos_id=bos, add_bos=add_bos
+    )
+
+
+def _byte_level(table: GgufFields, architecture: str) -> tuple[tokenizers.Tokenizer, int, bool]:
+    """The backend, how many tokens it has, and the BOS rule of files that state none."""
     name = table.text("pre")
     if name not in PRE_TOKENIZERS:
         raise UnsupportedModel(
             f"tokenizer.ggml.pre is {name!r}; pre-tokenizers read from GGUF: {', '.join(PRE_TOKENIZERS)}"
         )
-    if table.flag("add_eos_token", default=False):
-        raise UnsupportedModel("tokenizer.ggml.add_eos_token is true; prompts that end with EOS are not built")
     kind = PRE_TOKENIZERS[name]
-    tokens, types = table.vocabulary()
-    add_bos = table.flag("add_bos_token", default=kind.add_bos)
-    bos = table.token_id("bos_token_id", len(tokens))
-    if add_bos and bos is None:
-        raise CheckpointError("tokenizer.ggml.add_bos_token is true and tokenizer.ggml.bos_token_id is missing")
-    ends = [table.token_id(f"{end}_token_id", len(tokens)) for end in ("eos", "eot", "eom")]
-    return Tokenizer(
-        _backend(kind, tokens, types, table.merges(), add_prefix_space=table.flag("add_space_prefix", default=False)),
-        eos_ids=dict.fromkeys(end for end in ends if end is not None),
-        bos_id=bos,
-        add_bos=add_bos,
-    )
-
-
-def _backend(
-    kind: PreTokenizer,
-    tokens: list[str],
-    types: list[int],
-    merges: list[tuple[str, str]],
-    *,
-    add_prefix_space: bool,
-) -> tokenizers.Tokenizer:
+    add_prefix_space = table.flag("add_space_prefix", default=False)
     if add_prefix_space and kind.splits:
         raise UnsupportedModel("tokenizer.ggml.add_space_prefix is true, which is not built for this pre-tokenizer")
+    tokens, types = table.vocabulary()
     vocab = {token: i for i, token in enumerate(tokens)}
     try:
-        bpe = models.BPE(vocab=vocab, merges=merges, ignore_merges=kind.ignore_merges)
+        bpe = models.BPE(vocab=vocab, merges=table.merges(), ignore_merges=kind.ignore_merges)
+    except CheckpointError:
+        raise
     except Exception as error:  # The backend raises bare Exception, here for merges of tokens that do not exist.
         raise CheckpointError(f"tokenizer.ggml.merges does not fit tokenizer.ggml.tokens: {error}") from None
     backend = tokenizers.Tokenizer(bpe)
-    if kind.nfc:
-        backend.normalizer = normalizers.NFC()
-    steps: list[pre_tokenizers.PreTokenizer] = []
-    if kind.digits_apart:
-        steps.append(pre_tokenizers.Digits(individual_digits=True))
-    steps += [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in kind.splits]
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space, use_regex=not kind.splits))
-    backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
-    backend.decoder = decoders.ByteLevel()
-    special = (_CONTROL, _UNKNOWN)
+    kind.put_on(backend, add_prefix_space=add_prefix_space)
     backend.add_tokens(
         [
-            AddedToken(token, normalized=False, special=type_ in special)
+            AddedToken(token, normalized=False, special=type_ in _SPECIAL)
             for token, type_ in zip(tokens, types, strict=True)
-            if type_ in special or type_ == _USER_DEFINED
+            if type_ in _SPECIAL or type_ == PieceKind.USER_DEFINED
         ]
     )
-    return backend
+    return backend, len(tokens), kind.add_bos
 
 
-class _Fields:
-    """Typed reads of ``tokenizer.ggml.*``."""
-
-    def __init__(self, fields: Mapping[str, Any]) -> None:
-        self._fields = fields
-
-    def text(self, name: str) -> str:
-        value = self._get(name)
-        if not isinstance(value, str):
-            raise UnsupportedModel(f"tokenizer.ggml.{name} is {_shown(value)}; it must name a kind of tokenizer")
-        return value
-
-    def flag(self, name: str, *, default: bool) -> bool:
-        value = self._get(name, default)
-        if not isinstance(value, bool):
-            raise CheckpointError(f"tokenizer.ggml.{name} is {_shown(value)}; it must be true or false")
-        return value
-
-    def token_id(self, name: str, count: int) -> int | None:
-        value = self._get(name)
-        if value is None:
-            return None
-        if not isinstance(value, int) or not 0 <= value < count:
-            raise CheckpointError(f"tokenizer.ggml.{name} is {_shown(value)}; ids go from 0 to {count - 1}")
-        return value
-
-    def vocabulary(self) -> tuple[list[str], list[int]]:
-        """Tokens and their types, without the unused ones that only fill up the embedding table at its end."""
-        tokens = self._list("tokens", str)
-        types = self._list("token_type", int) if self._get("token_type") is not None else [1] * len(tokens)
-        if len(types) != len(tokens):
-            raise CheckpointError(f"tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens")
-        while types and types[-1] == _UNUSED:
-            types.pop()
-        del tokens[len(types) :]
-        if not tokens:
-            raise CheckpointError("tokenizer.ggml.tokens is empty")
-        if len(set(tokens)) != len(tokens):
-            twice = next(token for i, token in enumerate(tokens) if token in tokens[:i])
-            raise CheckpointError(f"tokenizer.ggml.tokens has {twice!r} twice")
-        return tokens, types
-
-    def merges(self) -> list[tuple[str, str]]:
-        merges = []
-        for i, merge in enumerate(self._list("merges", str)):
-            cut = merge.find(" ", 1)
-            if cut < 1 or cut + 1 == len(merge):
-                raise CheckpointError(f"tokenizer.ggml.merges[{i}] is {merge!r}; it must be two tokens with a space")
-            merges.append((merge[:cut], merge[cut + 1 :]))
-        return merges
-
-    def _list(self, name: str, kind: type) -> list[Any]:
-        value = self._get(name)
-        if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
-            raise CheckpointError(f"tokenizer.ggml.{name} is {_shown(value)}; it must be a list of {kind.__name__}")
-        return list(value)
-
-    def _get(self, name: str, default: Any = None) -> Any:
-        return self._fields.get(f"tokenizer.ggml.{name}", default)
+def _sentencepiece(table: GgufFields, architecture: str) -> tuple[tokenizers.Tokenizer, int, bool]:
+    """The same for SentencePiece vocabularies: BPE by scores, with bytes for what no piece covers."""
+    tokens, types = table.vocabulary()
+    kinds = {kind.value for kind in PieceKind}
+    if strange := [i for i, type_ in enumerate(types) if type_ not in kinds]:
+        raise CheckpointError(f"tokenizer.ggml.token_type[{strange[0]}] is {types[strange[0]]}; types go from 1 to 6")
+    pieces = [
+        Piece(text=_respelled(token), score=score, kind=PieceKind(type_))
+        for token, score, type_ in zip(tokens, table.scores(len(tokens)), types, strict=True)
+    ]
+    unk = table.token_id("unknown_token_id", len(tokens))
+    if unk is None:
+        unk = next((i for i, piece in enumerate(pieces) if piece.kind is PieceKind.UNKNOWN), None)
+    model = SentencePieceModel(
+        kind="bpe",
+        pieces=pieces,
+        unk_id=unk,
+        byte_fallback=any(piece.kind is PieceKind.BYTE for piece in pieces),
+        prefix="every_part" if table.flag("add_space_prefix", default=True) else "none",
+        clean_spaces=table.flag("remove_extra_whitespaces", default=False),
+        user_defined="added",
+    )
+    backend = build_backend(model)
+    if architecture == "phi3":
+        backend.add_tokens([_phi3_token(piece) for piece in pieces if piece.kind in _SPECIAL or piece.text == "</s>"])
+    return backend, len(tokens), True
 
 
-def _shown(value: Any) -> str:
-    if value is None:
-        return "missing"
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+def _respelled(token: str) -> str:
+    """Converters write user-defined runs of spaces as spaces; the text that is looked up has them marked."""
+    return SPACE * len(token) if token and not token.strip(" ") else token
+
+
+def _phi3_token(piece: Piece) -> AddedToken:
+    """Phi-3's markers swallow the whitespace behind them, which GGUF has no key for."""
+    plain = piece.text in ("<unk>", "<s>", "<|endoftext|>")
+    return AddedToken(piece.text, normalized=False, special=piece.kind in _SPECIAL, rstrip=not plain)
+
+
+_BACKENDS: Mapping[str, Callable[[GgufFields, str], tuple[tokenizers.Tokenizer, int, bool]]] = {
+    "gpt2": _byte_level,
+    "llama": _sentencepiece,
+}

@@ -173,7 +173,7 @@ def test_other_factors_are_refused(tmp_path, factors):
         ({"llama.logit_scale": 2.0, "llama.swin_norm": True}, r"logit_scale = 2\.0, llama\.swin_norm = True"),
         ({"llama.rope.dimension_count": 18}, r"rotary_dim is 18; allowed are even numbers from 2 to head_dim 16"),
         ({"split.count": 3}, "one of 3 parts"),
-        ({"tokenizer.ggml.model": "llama"}, r"t\.gguf: tokenizer\.ggml\.model is 'llama'"),
+        ({"tokenizer.ggml.model": "rwkv"}, r"t\.gguf: tokenizer\.ggml\.model is 'rwkv'"),
     ],
 )
 def test_what_is_not_built_is_refused_by_name(tmp_path, metadata, words):

@@ -111,6 +111,7 @@ def check_all(cases, outputs):
         check(case, tokens)
 
 
+@pytest.mark.verifies("llama", "GGUF", "SmolLM2-135M: greedy ids of transformers, 16 prompts of up to 1,994 tokens")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 def test_alone(loaded, case):
     assert loaded.frontend.tokenize_sync(prompt_of(case)) == case["prompt_ids"]

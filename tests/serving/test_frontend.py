@@ -121,6 +121,16 @@ def test_bos_is_never_doubled(engine, make, add_bos, prompt, ids):
     assert frontend.tokenize_sync(prompt) == ids
 
 
+def test_special_tokens_in_messages_are_plain_text(make):
+    frontend = make(tokenizer=ByteTokenizer(add_bos=True))
+    typed = [{"role": "user", "content": "<eos><bos>"}]
+    assert frontend.tokenize_sync(typed) == [BOS_ID, *b"user: <eos><bos>\nassistant:"]
+    with pytest.raises(TemplateError, match=r"unknown role <bos>$"):
+        frontend.tokenize_sync([{"role": "<bos>", "content": "hi"}])
+    # In raw text they are special tokens.
+    assert frontend.tokenize_sync("<eos>") == [BOS_ID, EOS_ID]
+
+
 def test_a_template_without_bos_gets_the_one_that_the_model_wants(make):
     template = ChatTemplate("{{ messages[0].content }}", bos_token="<bos>", eos_token="<eos>")
     assert make(chat_template=template, tokenizer=ByteTokenizer(add_bos=True)).tokenize_sync(HI) == [BOS_ID, 104, 105]

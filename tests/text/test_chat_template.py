@@ -1,13 +1,18 @@
 """Templates render as Hugging Face renders them; a refusal is the template's own words, not an internal error."""
 
+import json
 import threading
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 
 from jserve.errors import CheckpointError, TemplateError
 from jserve.testing.tokenizer import CHAT_TEMPLATE
 from jserve.text.chat_template import ChatTemplate
+
+ORACLE = Path(__file__).parent.parent / "oracle"
+RENDERINGS = json.loads((ORACLE / "data" / "templates.json").read_text(encoding="utf-8"))["renderings"]
 
 USER = {"role": "user", "content": "hi"}
 BOT = {"role": "assistant", "content": " hello "}
@@ -50,6 +55,18 @@ def test_strict_turns():
         "<s><start_of_turn>user\nhi<end_of_turn>\n<start_of_turn>model\nhello<end_of_turn>\n"
         "<start_of_turn>user\nhi<end_of_turn>\n<start_of_turn>model\n"
     )
+
+
+@pytest.mark.parametrize("name", sorted({row["template"] for row in RENDERINGS}))
+def test_templates_in_the_styles_of_families_render_as_transformers_does(name):
+    made = template((ORACLE / "templates" / f"{name}.jinja").read_text(encoding="utf-8"))
+    for row in (row for row in RENDERINGS if row["template"] == name):
+        for text, prompt in zip(row["texts"], (True, False), strict=True):
+            if text is None:
+                with pytest.raises(TemplateError):
+                    made.render(row["messages"], add_generation_prompt=prompt)
+            else:
+                assert made.render(row["messages"], add_generation_prompt=prompt) == text
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.models.llama import LlamaConfig
 from jserve.testing.gguf import TINY_TOKENS, llama_metadata
 from jserve.testing.models import TINY_LLAMA
-from jserve.text.from_gguf import PRE_TOKENIZERS, tokenizer_from_gguf
+from jserve.text.from_gguf import tokenizer_from_gguf
+from jserve.text.pre_tokenizers import PRE_TOKENIZERS
 
 CONFIG = LlamaConfig(**{**TINY_LLAMA, "vocab_size": len(TINY_TOKENS)})
 TYPES = [3] * 3 + [1] * (len(TINY_TOKENS) - 3)
@@ -36,6 +37,15 @@ def cut(pre, text):
         ("llama-bpe", "IT'S (ok)!\n\nx\t y", ["IT", "'S", " (", "ok", ")!\n\n", "x", "\t", " y"]),
         ("qwen2", " 123 a", [" ", "1", "2", "3", " a"]),
         ("qwen2", "你好，世界 we'LL", ["你好", "，世界", " we", "'LL"]),
+        ("qwen35", "मिले e\u0301t 12", ["मिले", " e\u0301t", " ", "1", "2"]),
+        ("qwen2", "मिले e\u0301t", ["म", "िल", "े", " e", "\u0301t"]),
+        (
+            "gpt-4o",
+            "camelCase HTMLParser's x//\n\ny 1234",
+            ["camel", "Case", " HTMLParser's", " x", "//\n\n", "y", " ", "123", "4"],
+        ),
+        ("tekken", "camelCase it's/\n 123", ["camel", "Case", " it", "'s", "/\n", " ", "1", "2", "3"]),
+        ("dbrx", " 12345 don'T", [" ", "123", "45", " don", "'T"]),
         ("default", "a+b $5, 12345.", ["a", "+", "b", " ", "$", "5", ",", " ", "123", "45", "."]),
     ],
 )
@@ -127,9 +137,9 @@ def test_unused_tokens_at_the_end_are_no_part_of_the_vocabulary():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": "llama"}, r"tokenizer\.ggml\.model is 'llama'; tokenizers read from GGUF: 'gpt2'"),
+        ({"model": "gemma4"}, r"tokenizer\.ggml\.model is 'gemma4'; tokenizers read from GGUF: 'gpt2', 'llama'"),
         ({"model": None}, r"tokenizer\.ggml\.model is missing"),
-        ({"pre": "tekken"}, r"pre is 'tekken'; pre-tokenizers read from GGUF: default, gpt-2, llama-bpe"),
+        ({"pre": "viking"}, r"pre is 'viking'; pre-tokenizers read from GGUF: default, gpt-2, phi-2"),
         ({"pre": None}, r"tokenizer\.ggml\.pre is missing"),
         ({"add_eos_token": True}, "add_eos_token is true"),
     ],
