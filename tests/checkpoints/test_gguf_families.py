@@ -10,7 +10,7 @@ import pytest
 from jserve.checkpoints.gguf import gemma
 from jserve.checkpoints.gguf.file import GgufFile
 from jserve.checkpoints.gguf.model import gguf_checkpoint
-from jserve.checkpoints.hf.families import hf_family
+from jserve.checkpoints.hf.families import HF_FAMILIES, hf_family
 from jserve.checkpoints.key_map import plan_leaves
 from jserve.checkpoints.lazy import LazyArray
 from jserve.checkpoints.tree import flatten
@@ -36,6 +36,13 @@ CASES = [
     "qwen3_moe_norm",
 ]
 TABLES = ("embed_tokens.weight", "lm_head.weight", "wte.weight")
+
+
+def verified(case):
+    """The case, with its row for the table in docs/models.md."""
+    model_type = json.loads((DATA / f"{case}.json").read_text())["config"]["model_type"]
+    how = "tiny random models: the parameters and settings that Hugging Face's files give"
+    return pytest.param(case, marks=pytest.mark.verifies(HF_FAMILIES[model_type].family, "GGUF", how))
 
 
 def tiny(case, **changed):
@@ -86,7 +93,7 @@ def rounded(values):
     return pytest.approx(values, rel=1e-6) if isinstance(values, float) else values
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", map(verified, CASES))
 def test_the_same_from_gguf_and_from_hugging_face(tmp_path, case):
     config, weights = tiny(case)
     _, found, leaves = load(write(tmp_path / "t.gguf", config, weights))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from harness import make_engine, request, run
 
-from jserve.checkpoints.hf.families import hf_family
+from jserve.checkpoints.hf.families import HF_FAMILIES, hf_family
 from jserve.checkpoints.key_map import plan_leaves
 from jserve.checkpoints.lazy import LazyArray
 from jserve.checkpoints.tree import flatten, unflatten_like
@@ -22,6 +22,14 @@ LOGITS = np.load(DATA / "logits.npz")
 CASES = sorted(path.stem for path in DATA.glob("*.json"))
 QUICK = ["gemma3", "gpt2", "mixtral", "phi3_longrope", "qwen2_window"]
 """Between them every module, and everything that a family asks of attention and of rotation."""
+
+
+def verified(case):
+    """The case, with its row for the table in docs/models.md."""
+    model_type = json.loads((DATA / f"{case}.json").read_text())["config"]["model_type"]
+    how = "tiny random models: greedy ids and logits of transformers at 8, 500 and 4,000 tokens or the model's limit"
+    row = pytest.mark.verifies(HF_FAMILIES[model_type].family, "Hugging Face tensors and config.json", how)
+    return pytest.param(case, marks=row)
 
 
 class Oracle:
@@ -85,7 +93,7 @@ def test_greedy_ids_and_logprobs_equal_transformers(case, store):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", map(verified, CASES))
 def test_greedy_ids_and_logprobs_equal_transformers_at_any_length(case, store):
     """Prompts of 8, 500 and 4,000 tokens, or the model's limit."""
     oracle = Oracle(case)

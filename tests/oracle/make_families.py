@@ -198,7 +198,8 @@ def make(case: str, kind: type, entries: dict[str, Any], logits: dict[str, np.nd
     else:
         raise SystemExit(f"{case}: no seed will do")
     text = {"config": saved, "seed": seed, "length": SERVED.get(case), "shapes": shapes, "prompts": prompts}
-    (DATA / f"{case}.json").write_text(json.dumps(text, indent=1) + "\n")
+    lines = ",\n".join(f'"{key}": {json.dumps(value)}' for key, value in text.items())
+    (DATA / f"{case}.json").write_text(f"{{\n{lines}\n}}\n")
     print(case, "seed", seed, {p["length"]: p["greedy"] for p in prompts})
 
 
