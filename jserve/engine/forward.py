@@ -1,10 +1,11 @@
 """One pass of a model's layers over the tokens of a step, with the paged cache behind ``step.attend``.
 
-On a CPU, attention is most of what a program costs to compile, and layers differ only in their weights and in where
-their pages lie. So there, neighbouring layers that ask the same of attention run as one loop with one copy of it:
+On a CPU, attention is most of what a program costs to compile, and layers differ only in their weights, in where
+their pages lie and in their windows. So there, neighbouring layers that ask the same of attention run as one loop with
+one copy of it:
 
     for i in group:    q, k, v = switch(i, what layer i does before attend)(x)
-                       seen    = attention(q, k, v, pages of layer i)
+                       seen    = attention(q, k, v, pages of layer i, window of layer i)
                        x       = switch(i, what layer i does after)(x, seen)
 
 The halves come from tracing a layer twice: up to its call of ``attend``, and with the answer given. Weights stay where
@@ -51,6 +52,10 @@ class Batch:
     distribution: Int32[Array, " 3"]
 
 
+_NO_WINDOW = 2**31 - 1
+"""Wider than any sequence: a layer without a window in a loop with some that have one."""
+
+
 class _Asked(Exception):
     """Unwinds a layer at its call of ``attend``."""
 
@@ -80,13 +85,14 @@ class Layers:
     def __call__(self, x: Stream, pools: Pools) -> tuple[Stream, Pools]:
         """x through every layer; the pools with this step's K and V written."""
         pools = list(pools)
-        for (pool, query), members in groupby(range(self.model.num_layers), key=lambda i: self._alike(i, x)):
+        asked = [self._asked(i, x) for i in range(self.model.num_layers)]
+        for (pool, alike), members in groupby(range(self.model.num_layers), key=lambda i: asked[i][:2]):
             layers = list(members)
-            if query is None or len(layers) == 1:
+            if alike is None or len(layers) == 1:
                 for i in layers:
                     x, pools[pool] = self._whole(i, x, pools[pool])
             else:
-                x, pools[pool] = self._loop(layers, dict(query[0]), x, pools[pool])
+                x, pools[pool] = self._loop(layers, [asked[i][2] for i in layers], x, pools[pool])
         return x, pools
 
     def in_one_piece(self, tokens: Int32[Array, " T"], pools: Pools) -> tuple[Float[Array, "T V"], Pools]:
@@ -102,12 +108,13 @@ class Layers:
 
         return self.model(tokens, self.batch.positions, self._step(answer).attend), pools
 
-    def _alike(self, i: int, x: Stream) -> tuple[int, tuple[Any, ...] | None]:
-        """Layer i's pool, and what it asks of attention; None where the layer cannot or need not be cut in two."""
+    def _asked(self, i: int, x: Stream) -> tuple[int, tuple[Any, ...] | None, dict[str, Any]]:
+        """Layer i's pool, what must be alike to share a loop, and its options; None for the second where the layer
+        cannot or need not be cut in two."""
         pool = self.layout.place(i)[0]
-        if self.mesh.devices.flat[0].platform != "cpu":
-            return pool, None
         options: dict[str, Any] = {}
+        if self.mesh.devices.flat[0].platform != "cpu":
+            return pool, None, options
 
         def before(x: Stream) -> Arrays:
             query = self._ask(i, x)
@@ -117,8 +124,9 @@ class Layers:
         try:
             shapes = jax.eval_shape(before, x)
         except UnexpectedTracerError:  # a layer that traces inside itself, such as one that is rematerialized
-            return pool, None
-        return pool, (tuple(options.items()), tuple(s and (s.shape, s.dtype) for s in shapes))
+            return pool, None, options
+        alike = [(name, value) for name, value in options.items() if name != "window"]
+        return pool, (tuple(alike), tuple(s and (s.shape, s.dtype) for s in shapes)), options
 
     def _whole(self, i: int, x: Stream, pool: Array) -> tuple[Stream, Array]:
         """Layer i in one piece."""
@@ -134,9 +142,11 @@ class Layers:
         (pool,) = written  # a layer asks once: the contract
         return x, pool
 
-    def _loop(self, layers: list[int], options: dict[str, Any], x: Stream, pool: Array) -> tuple[Stream, Array]:
-        """Layers that ask the same, as one loop."""
+    def _loop(self, layers: list[int], asked: list[dict[str, Any]], x: Stream, pool: Array) -> tuple[Stream, Array]:
+        """Layers that ask the same, but for their windows, as one loop."""
         first_pages = jnp.asarray([self.layout.place(i)[1] for i in layers], jnp.int32)
+        windows = [options["window"] for options in asked]
+        wide = jnp.asarray([_NO_WINDOW if window is None else window for window in windows], jnp.int32)
 
         def before(i: int) -> Callable[[Stream], Arrays]:
             return lambda x: _arrays(self._ask(i, x))
@@ -148,6 +158,7 @@ class Layers:
 
         def body(at: Int32[Array, ""], carry: tuple[Stream, Array]) -> tuple[Stream, Array]:
             x, pool = carry
+            options = asked[0] if len(set(windows)) == 1 else {**asked[0], "window": wide[at]}
             seen, pool = self._attention(jax.lax.switch(at, befores, x), options, pool, first_pages[at])
             return jax.lax.switch(at, afters, x, seen), pool
 
@@ -172,7 +183,8 @@ class Layers:
         self, arrays: Arrays, options: dict[str, Any], pool: Array, first_page: Int32[Array, ""]
     ) -> tuple[Heads, Array]:
         """The kernel, with heads sharded over ``tensor``; a layer's pages begin at ``first_page`` of the flat pool."""
-        batch = self.batch
+        batch, window = self.batch, options["window"]
+        options = {name: value for name, value in options.items() if name != "window"}
         # Ids that name no page stay out of the pool.
         table = jnp.where(batch.page_table >= 0, batch.page_table + first_page, pool.shape[0])
 
@@ -182,22 +194,23 @@ class Layers:
             v: Float[Array, "T K Dh"] | None,
             cache: Array,
             sinks: Float[Array, " H"] | None,
+            window: int | Int32[Array, ""] | None,
             *where: Int32[Array, " ..."],
         ) -> tuple[Array, ...]:
-            return ragged_paged_attention(q, k, v, cache, *where, sinks=sinks, **options)
+            return ragged_paged_attention(q, k, v, cache, *where, sinks=sinks, window=window, **options)
 
         if self.mesh.shape["tensor"] > 1:
             heads, cache, whole = PartitionSpec(None, "tensor", None), cache_partition("tensor"), PartitionSpec()
             kernel = jax.shard_map(
                 kernel,
                 mesh=self.mesh,
-                in_specs=(heads, heads, heads, cache, PartitionSpec("tensor"), whole, whole, whole, whole),
+                in_specs=(heads, heads, heads, cache, PartitionSpec("tensor"), whole, whole, whole, whole, whole),
                 out_specs=(heads, cache),
                 check_vma=False,
             )
         where = (table, batch.kv_lens, batch.cu_q_lens, batch.distribution)
         q, k, v, sinks = arrays
-        seen, pool = kernel(q, k, v, pool, sinks, *where)
+        seen, pool = kernel(q, k, v, pool, sinks, window, *where)
         return seen, pool
 
 

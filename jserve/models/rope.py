@@ -107,7 +107,9 @@ def inverse_frequencies(
         return frequencies / scaling.factor
     if scaling.kind == "longrope":
         is_long = scaling.length > scaling.original_max_position
-        return frequencies / np.asarray(scaling.long_factors if is_long else scaling.short_factors)
+        factors = np.asarray(scaling.long_factors if is_long else scaling.short_factors, np.float32)
+        # In float32, as in training: it may round the fastest pair otherwise, which adds up over positions.
+        return (np.float32(1.0) / (factors * (1.0 / frequencies).astype(np.float32))).astype(np.float64)
     keep = _kept_llama3(frequencies, scaling) if scaling.kind == "llama3" else _kept_yarn(rotary_dim, theta, scaling)
     return frequencies * (keep + (1.0 - keep) / scaling.factor)
 

@@ -24,6 +24,7 @@ __all__ = [
     "llama_metadata",
     "llama_tensors",
     "random_leaves",
+    "tokenizer_metadata",
     "write_gguf",
     "write_tiny_gguf",
 ]
@@ -82,7 +83,6 @@ def random_leaves(config: LlamaConfig, seed: int) -> dict[tuple[str, ...], np.nd
 
 def llama_metadata(config: LlamaConfig) -> dict[str, Any]:
     """What a converter writes for ``config`` and the tiny tokenizer. Rows beyond its tokens are unused ones."""
-    pad = config.vocab_size - len(TINY_TOKENS)
     metadata: dict[str, Any] = {
         "general.architecture": "llama",
         "general.name": "tiny",
@@ -98,6 +98,18 @@ def llama_metadata(config: LlamaConfig) -> dict[str, Any]:
         "llama.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         "llama.rope.dimension_count": config.head_dim,
         "llama.rope.freq_base": config.rope_theta,
+        **tokenizer_metadata(config.vocab_size),
+    }
+    if config.rope_scaling is not None and config.rope_scaling.kind == "linear":
+        metadata["llama.rope.scaling.type"] = "linear"
+        metadata["llama.rope.scaling.factor"] = config.rope_scaling.factor
+    return metadata
+
+
+def tokenizer_metadata(vocab_size: int) -> dict[str, Any]:
+    """The tiny tokenizer, filled up with unused tokens."""
+    pad = vocab_size - len(TINY_TOKENS)
+    return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "smollm",
         "tokenizer.ggml.tokens": [*TINY_TOKENS, *(f"[PAD{i}]" for i in range(pad))],
@@ -108,10 +120,6 @@ def llama_metadata(config: LlamaConfig) -> dict[str, Any]:
         "tokenizer.ggml.add_bos_token": False,
         "tokenizer.chat_template": CHAT_TEMPLATE,
     }
-    if config.rope_scaling is not None and config.rope_scaling.kind == "linear":
-        metadata["llama.rope.scaling.type"] = "linear"
-        metadata["llama.rope.scaling.factor"] = config.rope_scaling.factor
-    return metadata
 
 
 _NAMES: Mapping[str, str] = {

@@ -20,7 +20,7 @@ def ragged_paged_attention(
     distribution: jax.Array,
     *,
     scale: float,
-    window: int | None = None,
+    window: int | jax.Array | None = None,
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
     k_scale: float | None = None,
@@ -42,7 +42,8 @@ def ragged_paged_attention(
         i of sequence s has position ``kv_lens[s] - q_len[s] + i``.
       distribution: Int32 ``[3]``, the ends of the ranges of decode, chunked-prefill and mixed sequences; sequences
         from ``distribution[2]`` on are padding. It says what is fast: a wrong range is slower, not wrong.
-      window: position p sees p - window + 1 .. p. soft_cap: cap * tanh(logits / cap). sinks: Float ``[H]``, a
+      window: position p sees p - window + 1 .. p; a traced one, Int32 ``[]`` of 1 or more, serves calls that differ
+        in nothing else. soft_cap: cap * tanh(logits / cap). sinks: Float ``[H]``, a
         logit more in each head's denominator. k_scale, v_scale: stored value times scale is the true one.
       page_stride, page_offset: column j of a table row is global page ``j * stride + offset``; positions on other
         pages are not seen here (their part is merged by lse).
@@ -57,7 +58,7 @@ def ragged_paged_attention(
       ValueError: shapes or options that do not fit together.
     """
     _check(q, k, v, cache, page_table, kv_lens, cu_q_lens)
-    if window is not None and window < 1:
+    if isinstance(window, int) and window < 1:
         raise ValueError(f"window is {window}; it must be 1 or more, or None")
     if page_stride < 1 or not 0 <= page_offset < page_stride:
         raise ValueError(f"page_stride is {page_stride} and page_offset {page_offset}; allowed: 0 <= offset < stride")

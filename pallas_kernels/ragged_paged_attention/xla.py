@@ -34,7 +34,7 @@ _NEVER = -1e30
 # Compiled into its caller; as a function of its own it is traced once for all layers of a model.
 @partial(
     jax.jit,
-    static_argnames=("scale", "window", "soft_cap", "k_scale", "v_scale", "page_stride", "page_offset"),
+    static_argnames=("scale", "soft_cap", "k_scale", "v_scale", "page_stride", "page_offset"),
 )
 def xla_ragged_paged_attention(
     q: jax.Array,
@@ -47,7 +47,7 @@ def xla_ragged_paged_attention(
     distribution: jax.Array,
     *,
     scale: float,
-    window: int | None = None,
+    window: int | jax.Array | None = None,
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
     k_scale: float | None = None,
@@ -152,7 +152,7 @@ class _Attention:
     pages: _Pages
     logit_scale: float
     value_scale: float
-    window: int | None
+    window: int | jax.Array | None
     soft_cap: float | None
     sinks: jax.Array | None
 

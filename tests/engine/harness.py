@@ -16,7 +16,7 @@ from sharding import MeshSpec, param_shardings
 VOCAB = 256
 
 
-def make_engine(store=None, *, mesh="", model=None, load=None, compile_progress=None, **settings):
+def make_engine(store=None, *, mesh="", model=None, load=None, compile_progress=None, max_len=512, **settings):
     """An engine of ``tiny_llama`` (or ``model``) whose few programs compile quickly."""
     graphdef, params = model or tiny_llama()
     built = MeshSpec.parse(mesh).build()
@@ -29,7 +29,7 @@ def make_engine(store=None, *, mesh="", model=None, load=None, compile_progress=
             graphdef=graphdef,
             param_shapes=shapes,
             load=load or (lambda: jax.tree.map(jax.device_put, params, shardings)),
-            max_len=512,
+            max_len=max_len,
             vocab_size=VOCAB,
             own_code=model is None,
         ),
