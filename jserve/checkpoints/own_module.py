@@ -28,14 +28,12 @@ from flax import linen as nn
 from flax import nnx
 from jax.typing import DTypeLike
 
+from jserve.checkpoints.orbax.beside import CONFIG_NAME, find_beside
 from jserve.checkpoints.own_config import read_config
-from jserve.checkpoints.own_folder import find_beside
 from jserve.errors import ConfigError, JserveError, UnsupportedModel
 from jserve.models.own import for_serving, in_words, random_leaves, type_name
 
 __all__ = ["OwnModule", "build_own_module"]
-
-CONFIG_NAME = "config.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,14 +52,15 @@ class OwnModule:
     """Where its config was read from."""
 
 
-def build_own_module(target: str, *, folder: Path | None, dtype: DTypeLike) -> OwnModule:
+def build_own_module(target: str, *, where: Sequence[Path], dtype: DTypeLike) -> OwnModule:
     """Import ``target`` from ``sys.path`` and the current directory, and build it under ``nnx.eval_shape``.
 
-    ``folder`` is the checkpoint's. Raises ConfigError for a target that cannot be imported or called so,
-    CheckpointError for a config.json that does not fit, UnsupportedModel for what is no Flax module.
+    ``where`` are folders that config.json may be in, nearest first. Raises ConfigError for a target that cannot be
+    imported or called so, CheckpointError for a config.json that does not fit, UnsupportedModel for what is no Flax
+    module.
     """
     factory = _find(target)
-    keywords, config_path = _keywords(target, factory, folder, dtype)
+    keywords, config_path = _keywords(target, factory, where, dtype)
     made: list[Any] = []
 
     def build() -> Any:
@@ -162,7 +161,7 @@ def _has(factory: Callable[..., Any], name: str) -> bool:
 
 
 def _keywords(
-    target: str, factory: Callable[..., Any], folder: Path | None, dtype: DTypeLike
+    target: str, factory: Callable[..., Any], where: Sequence[Path], dtype: DTypeLike
 ) -> tuple[dict[str, Any], Path | None]:
     """What the target is called with, but for rngs; and the path of the config."""
     parameters = _parameters(factory)
@@ -182,11 +181,11 @@ def _keywords(
     keywords: dict[str, Any] = {"dtype": dtype} if "dtype" in given else {}
     if "config" not in given:
         return keywords, None
-    path = None if folder is None else find_beside(folder, CONFIG_NAME)
+    path = find_beside(where, CONFIG_NAME)
     if path is not None:
         keywords["config"] = read_config(path, _annotation(factory, "config"))
     elif parameters["config"].default is inspect.Parameter.empty:
-        looked = "no --checkpoint is given" if folder is None else f"{folder} and the two folders above it have none"
+        looked = f"{', '.join(map(str, where))} have none" if where else "no --checkpoint is given"
         raise ConfigError(
             f"{target} wants config, which is read from {CONFIG_NAME} of the checkpoint's folder; {looked}",
             fix=f"write {CONFIG_NAME} there, a JSON object of the config's fields",

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 import shlex
 from dataclasses import dataclass
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jserve.checkpoints.own import checkpoint_folder
-from jserve.checkpoints.own_folder import find_tokenizer, read_tokenizer, restore_into
+from jserve.checkpoints.own_folder import OwnArrays, open_arrays, read_own_text
 from jserve.checkpoints.own_module import OwnModule, build_own_module
 from jserve.models.check import Finding, check_contract
 from jserve.models.own import length_of
@@ -77,19 +75,20 @@ def inspect_own(target: str, *, checkpoint: str | None, tokenizer: str | None, c
     ``check`` runs the contract checker on it, with the parameters of the folder ``checkpoint``, or with random ones.
     Raises StartError where it cannot be built, or its checkpoint does not fit it.
     """
-    folder = None if checkpoint is None else checkpoint_folder(checkpoint)
-    own = build_own_module(target, folder=folder, dtype=jnp.dtype(jnp.float32))
-    path = Path(tokenizer).expanduser() if tokenizer is not None else folder and find_tokenizer(folder)
-    reader = None if path is None else read_tokenizer(path)
+    arrays = None if checkpoint is None else open_arrays(checkpoint)
+    where = () if arrays is None else arrays.where
+    own = build_own_module(target, where=where, dtype=jnp.dtype(jnp.float32))
+    text, path = read_own_text(tokenizer, where)
+    reader = None if text is None else text.tokenizer
     leaves = jax.tree.leaves(nnx.to_pure_dict(nnx.state(own.module)))
     findings = None
     if check:
-        params = None if folder is None else _restore(own, folder)
+        params = None if arrays is None else _restore(own, arrays)
         findings = check_contract(own.module, params, vocab_size=None if reader is None else reader.vocab_size)
     return OwnReport(
         name=own.name,
         model=target,
-        checkpoint=None if folder is None else str(folder),
+        checkpoint=None if arrays is None else str(arrays.folder),
         config=None if own.config_path is None else str(own.config_path),
         parameters=sum(math.prod(leaf.shape) for leaf in leaves),
         arrays=len(leaves),
@@ -104,10 +103,10 @@ def inspect_own(target: str, *, checkpoint: str | None, tokenizer: str | None, c
     )
 
 
-def _restore(own: OwnModule, folder: Path) -> dict[object, object]:
+def _restore(own: OwnModule, arrays: OwnArrays) -> dict[object, object]:
     first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     shapes = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=first),
         nnx.to_pure_dict(nnx.state(own.module)),
     )
-    return restore_into(folder, shapes, ignored=own.random)
+    return arrays.restore(shapes, ignored=own.random)

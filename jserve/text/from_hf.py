@@ -43,9 +43,10 @@ def has_tokenizer(folder: Path) -> bool:
     return _kind(HfFiles(folder)) is not None
 
 
-def read_hf_tokenizer(folder: Path) -> HfText:
+def read_hf_tokenizer(folder: Path, *, of_encoder: bool = False) -> HfText:
     """Read ``tokenizer.json``, else ``tokenizer.model``, else ``vocab.json`` with ``merges.txt``, and their settings.
 
+    ``of_encoder``: texts may end with tokens of the tokenizer's own; a model that generates could not go on there.
     Raises CheckpointError that names every file and entry that is damaged or contradicts another, UnsupportedModel for
     what is not built.
     """
@@ -78,6 +79,12 @@ def read_hf_tokenizer(folder: Path) -> HfText:
             raise UnsupportedModel(f"{folder / CONFIG}: add_eos_token is true; prompts that end with EOS are not built")
     template = _chat_template(files)
     files.finish()
+    if suffix and not of_encoder:
+        raise UnsupportedModel(
+            f"{folder / kind} puts {', '.join(map(str, map(backend.id_to_token, suffix)))} behind every text; prompts "
+            "that end so are not built",
+            fix="take it out of the post_processor there, if the model is to go on behind a prompt",
+        )
     return HfText(
         tokenizer=Tokenizer(backend, eos_ids=eos, bos_id=prefix[0] if prefix else bos, add_bos=add_bos),
         chat_template=template,

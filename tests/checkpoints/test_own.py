@@ -14,7 +14,7 @@ from flax import nnx
 
 from jserve import LLM, SamplingParams
 from jserve.checkpoints.own import open_own
-from jserve.checkpoints.own_folder import find_arrays, find_beside, find_tokenizer, read_tokenizer, restore_into
+from jserve.checkpoints.own_folder import open_arrays, read_own_text
 from jserve.checkpoints.own_module import build_own_module
 from jserve.checkpoints.tree import flatten
 from jserve.errors import CheckpointError, ConfigError, SourceError, UnsupportedModel
@@ -53,7 +53,7 @@ def folder(tmp_path, module):
 
 
 def build(name, folder=None, dtype=jnp.float32):
-    return build_own_module(f"own_models:{name}", folder=folder, dtype=dtype)
+    return build_own_module(f"own_models:{name}", where=() if folder is None else (folder,), dtype=dtype)
 
 
 # --- the module -------------------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ def test_functions_and_linen_modules_are_targets_too(folder):
 def test_a_target_that_is_not_found_or_cannot_be_called_is_told_in_words(target, words, monkeypatch):
     monkeypatch.chdir(Path(__file__).parent)
     with pytest.raises(ConfigError, match=words):
-        build_own_module(target, folder=None, dtype=jnp.float32)
+        build_own_module(target, where=(), dtype=jnp.float32)
 
 
 def test_what_a_target_raises_or_gives_is_told(folder):
@@ -119,7 +119,7 @@ def test_a_module_that_cannot_be_imported_says_why(tmp_path, monkeypatch, text, 
     (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ConfigError, match=words.replace("broken_NUMBER", name)):
-        build_own_module(f"{name}:Model", folder=None, dtype=jnp.float32)
+        build_own_module(f"{name}:Model", where=(), dtype=jnp.float32)
     sys.modules.pop(name, None)
 
 
@@ -127,7 +127,7 @@ def test_a_module_of_the_current_directory_is_found(tmp_path, monkeypatch):
     (tmp_path / "only_here_7.py").write_text("from own_models import without_config")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
-    assert build_own_module("only_here_7:without_config", folder=None, dtype=jnp.float32).name == "MyModel"
+    assert build_own_module("only_here_7:without_config", where=(), dtype=jnp.float32).name == "MyModel"
 
 
 def test_every_fault_of_a_config_is_named_at_once(folder):
@@ -193,7 +193,7 @@ def test_every_way_of_saving_is_restored_onto_its_shardings(kind, module, tmp_pa
     split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("tensor"))
     wanted = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, jnp.bfloat16, sharding=split), pure(module))
     ignored = [("dropout", "rngs", "count"), ("dropout", "rngs", "key")]
-    got = restore_into(folder, wanted, ignored=ignored)
+    got = open_arrays(str(folder)).restore(wanted, ignored=ignored)
     for (path, have), (same, want) in zip(
         jax.tree.leaves_with_path(got), jax.tree.leaves_with_path(pure(module)), strict=True
     ):
@@ -211,7 +211,7 @@ def test_every_leaf_that_does_not_fit_is_named_with_both_shapes(tmp_path, module
     shape = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     wanted = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=shape), pure(module))
     with pytest.raises(CheckpointError) as error:
-        restore_into(tmp_path / "ck", wanted)
+        open_arrays(str(tmp_path / "ck")).restore(wanted)
     assert error.value.message.splitlines() == [
         f"{tmp_path / 'ck'} does not fit the model:",
         "  qkv.1.bias is missing: wanted [24]",
@@ -223,48 +223,50 @@ def test_every_leaf_that_does_not_fit_is_named_with_both_shapes(tmp_path, module
 
 def test_the_newest_finished_step_is_taken(tmp_path, module):
     managed(tmp_path / "ck", module)
-    assert find_arrays(tmp_path / "ck") == tmp_path / "ck" / "10" / "default"
-    (tmp_path / "ck" / "11").mkdir()
     (tmp_path / "ck" / "12.orbax-checkpoint-tmp").mkdir()
-    assert find_arrays(tmp_path / "ck") == tmp_path / "ck" / "10" / "default"
+    assert open_arrays(str(tmp_path / "ck")).saved.layout.arrays == tmp_path / "ck" / "10" / "default"
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SourceError, match="holds no Orbax checkpoint: looked for _METADATA, for items"):
-        find_arrays(tmp_path / "empty")
+    with pytest.raises(SourceError, match="holds no Flax checkpoint; looked for"):
+        open_arrays(str(tmp_path / "empty"))
 
 
 # --- the tokenizer ----------------------------------------------------------------------------------------------------
 
 
-def test_a_tokenizer_lies_in_the_folder_or_at_most_two_above(tmp_path):
+def test_a_tokenizer_lies_in_the_folder_or_at_most_two_above(tmp_path, module):
     deep = tmp_path / "a" / "b" / "c"
-    deep.mkdir(parents=True)
-    assert find_tokenizer(deep) is None
-    (tmp_path / "tokenizer.json").touch()
-    assert find_tokenizer(deep) is None
-    (tmp_path / "a" / "tokenizer.json").touch()
-    assert find_tokenizer(deep) == find_beside(deep, "tokenizer.json") == tmp_path / "a" / "tokenizer.json"
+    save(deep, nnx.state(module))
+    where = open_arrays(str(deep)).where
+    (tmp_path / "tokenizer.json").write_text(ByteTokenizer().to_json())
+    assert read_own_text(None, where) == (None, None)
+    (tmp_path / "a" / "tokenizer.json").write_text(ByteTokenizer().to_json())
+    assert read_own_text(None, where)[1] == tmp_path / "a"
 
 
-def test_what_ends_and_begins_a_text_is_read_beside_the_tokenizer(tmp_path):
-    path = tmp_path / "tokenizer.json"
-    path.write_text(ByteTokenizer().to_json())
-    bare = read_tokenizer(path)
-    assert (bare.eos_ids, bare.bos_id, bare.add_bos, bare.vocab_size) == ((), None, False, 258)
-    config = {"eos_token": {"content": "<eos>"}, "bos_token": "<bos>", "add_bos_token": True}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [257, 10]}))
-    tokenizer = read_tokenizer(tmp_path)
-    assert (tokenizer.eos_ids, tokenizer.bos_id, tokenizer.add_bos) == ((257, 10), 256, True)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
-    with pytest.raises(CheckpointError, match=r"names the eos_token '<end>', which .* does not have"):
-        read_tokenizer(path)
-    path.write_text("{}")
-    with pytest.raises(CheckpointError, match=r"cannot read the tokenizer .*tokenizer\.json"):
-        read_tokenizer(path)
-    with pytest.raises(UnsupportedModel, match="this kind of tokenizer is not read"):
-        read_tokenizer(tmp_path / "tokenizer.model")
-    with pytest.raises(SourceError, match=r"cannot read the tokenizer .*No such file"):
-        read_tokenizer(tmp_path / "nowhere.json")
+def test_a_tokenizer_is_named_by_its_folder_or_its_file(tmp_path):
+    (tmp_path / "tokenizer.json").write_text(ByteTokenizer().to_json())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<eos>"}}))
+    for path in (tmp_path, tmp_path / "tokenizer.json"):
+        text, folder = read_own_text(path)
+        assert (text.tokenizer.eos_ids, text.tokenizer.vocab_size, folder) == ((257,), 258, tmp_path)
+    for path in (tmp_path / "nowhere.json", tmp_path / "nowhere" / "tokenizer.json"):
+        with pytest.raises(SourceError, match=r"nowhere.* is no tokenizer: looked for tokenizer\.json"):
+            read_own_text(path)
+
+
+def test_the_template_and_the_sampling_beside_a_checkpoint_count(folder):
+    (folder / "tokenizer.json").write_text(ByteTokenizer().to_json())
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages[0].content }}"}))
+    (folder / "generation_config.json").write_text(json.dumps({"do_sample": False}))
+    own = open_own(
+        "own_models:MyModel",
+        checkpoint=str(folder),
+        tokenizer=None,
+        dtype=None,
+        default_dtype=jnp.float32,
+        progress=SILENT,
+    )
+    assert (own.chat_template, own.generation) == ("{{ messages[0].content }}", {"temperature": 0.0})
 
 
 # --- served -----------------------------------------------------------------------------------------------------------
@@ -298,7 +300,7 @@ def test_the_dtype_asked_for_wins_over_that_of_a_module_without_one(folder):
 def test_a_checkpoint_that_is_not_there_is_said(tmp_path):
     with pytest.raises(ConfigError, match="own_models:MyModel needs its arrays"):
         LLM("own_models:MyModel", progress=SILENT)
-    with pytest.raises(SourceError, match="nowhere is not a folder"):
+    with pytest.raises(SourceError, match="nowhere does not exist"):
         LLM("own_models:MyModel", checkpoint=str(tmp_path / "nowhere"), progress=SILENT)
 
 

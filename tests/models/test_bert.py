@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jserve.checkpoints.hf.encoder import open_encoder_folder
+from jserve.checkpoints.hf.folder import open_hf
 from jserve.engine.encoder.program import attention
 from jserve.errors import UnsupportedModel
 from jserve.models.bert import BertConfig
@@ -23,7 +23,7 @@ TEXTS = len(EXPECTED["texts"])
 
 @pytest.fixture(scope="module")
 def tiny():
-    checkpoint = open_encoder_folder(TINY, source="tiny")
+    checkpoint = open_hf(TINY, source="tiny")
     graphdef, state = checkpoint.abstract("float32")
     return graphdef, checkpoint.restore(state)
 

@@ -130,7 +130,7 @@ def test_the_engine_can_trace_its_cache():
 
 def test_unknown_family_names_the_known_ones():
     with pytest.raises(
-        UnsupportedModel, match="model family 'gpt5' is not built; built: gemma2, gemma3, gpt2, llama, mistral"
+        UnsupportedModel, match="model family 'gpt5' is not built; built: bert, gemma2, gemma3, gpt2, llama, mistral"
     ):
         family("gpt5")
 

@@ -79,10 +79,6 @@ def gguf_checkpoint(file: GgufFile, *, source: str) -> Checkpoint:
     kind = architecture(file)
     config = kind.config(file)
     tokenizer = _tokenizer(file)
-    if tokenizer.vocab_size > config.vocab_size:
-        raise CheckpointError(
-            f"{file.path}: {tokenizer.vocab_size} tokens do not fit the embedding table of {config.vocab_size} rows"
-        )
     _, state = build_abstract(family(kind.family), config, np.dtype(np.float32))
     wanted = {path: tuple(leaf.shape) for path, leaf in flatten(state).items()}
     template = file.metadata.get("tokenizer.chat_template")

@@ -52,6 +52,7 @@ def bert(values: Mapping[str, Any]) -> BertConfig:
     settings.only("hidden_act", "gelu")
     settings.only("position_embedding_type", "absolute")
     settings.only("is_decoder", False)
+    settings.get("tie_word_embeddings")  # there is no head
     fields = {
         "vocab_size": settings.size("vocab_size"),
         "hidden_size": settings.size("hidden_size"),

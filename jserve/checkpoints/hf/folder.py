@@ -12,9 +12,10 @@ from jserve.checkpoints.checkpoint import Checkpoint
 from jserve.checkpoints.encoder import EncoderSettings
 from jserve.checkpoints.hf.families import HF_FAMILIES, HfFamily, hf_family
 from jserve.checkpoints.hf.files import read_json
+from jserve.checkpoints.hf.generation import GENERATION_NAME, named_ends, read_sampling
 from jserve.checkpoints.hf.sentence_transformer import read_encoder_settings
 from jserve.checkpoints.hf.shards import open_tensors
-from jserve.checkpoints.key_map import Leaves, plan_leaves
+from jserve.checkpoints.key_map import plan_leaves
 from jserve.checkpoints.names import resolve_member
 from jserve.checkpoints.tree import flatten, main_dtype
 from jserve.errors import CheckpointError, UnsupportedModel
@@ -22,13 +23,11 @@ from jserve.models.config import ModelConfig
 from jserve.models.registry import build_abstract, family
 from jserve.text.from_hf import HfText, has_tokenizer, read_hf_tokenizer
 
-__all__ = ["CONFIG_NAME", "GENERATION_NAME", "TEXT_SUFFIXES", "open_hf"]
+__all__ = ["CONFIG_NAME", "TEXT_SUFFIXES", "open_hf"]
 
 CONFIG_NAME = "config.json"
-GENERATION_NAME = "generation_config.json"
 TEXT_SUFFIXES = (".json", ".jinja", ".model", ".txt")
 """Of the files that are read beside the weights."""
-_READABLE = ("float64", "float32", "float16", "bfloat16")
 
 
 def open_hf(folder: Path, *, source: str) -> Checkpoint:
@@ -47,10 +46,7 @@ def open_hf(folder: Path, *, source: str) -> Checkpoint:
     _, state = build_abstract(family(kind.family), config, np.dtype(np.float32))
     wanted = {path: tuple(leaf.shape) for path, leaf in flatten(state).items()}
     leaves = plan_leaves(kind.key_map, tensors, wanted, where=str(folder))
-    _check_types(folder, leaves)
-    generation = read_json(folder, GENERATION_NAME) or {}
-    text = _text(folder)
-    _check_text(folder, kind, text, config)
+    text = _text(folder, kind)
     return Checkpoint(
         name=_name(folder),
         path=folder,
@@ -60,8 +56,8 @@ def open_hf(folder: Path, *, source: str) -> Checkpoint:
         leaves=leaves,
         tokenizer=None if text is None else text.tokenizer,
         chat_template=None if text is None else text.chat_template,
-        generation=_sampling(folder, generation),
-        eos_ids=_ends(generation, values, text),
+        generation=read_sampling(folder),
+        eos_ids=_ends(folder, values, text),
         encoder=_encoder(folder, config) if kind.is_encoder else None,
         source=source,
         digests="not checked; sizes match their headers (--check reads every value)",
@@ -90,70 +86,30 @@ def _family(folder: Path, values: Mapping[str, Any]) -> tuple[HfFamily, ModelCon
         raise type(error)(f"{folder}: {error.message}", fix=error.fix) from None
 
 
-def _check_types(folder: Path, leaves: Leaves) -> None:
-    strange = {leaf.dtype.name: ".".join(path) for path, leaf in leaves.items() if leaf.dtype.name not in _READABLE}
-    if strange:
-        found = ", ".join(f"{dtype} (as in {path})" for dtype, path in strange.items())
-        raise UnsupportedModel(f"{folder} stores parameters as {found}; types that are read: {', '.join(_READABLE)}")
-
-
-def _text(folder: Path) -> HfText | None:
+def _text(folder: Path, kind: HfFamily) -> HfText | None:
     """What the folder says about text; None where it has no tokenizer."""
     for path in sorted(folder.iterdir()):
         if path.is_symlink() and path.suffix in TEXT_SUFFIXES:
             resolve_member(folder, path.name)
-    return read_hf_tokenizer(folder) if has_tokenizer(folder) else None
-
-
-def _check_text(folder: Path, kind: HfFamily, text: HfText | None, config: ModelConfig) -> None:
-    if text is None:
-        if kind.is_encoder:
-            raise CheckpointError(
-                f"{folder} has no tokenizer.json; an encoder's tokenizer is read from there and from no other file",
-                fix="write it with transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)",
-            )
-        return
-    if text.suffix_ids and not kind.is_encoder:
-        raise UnsupportedModel(
-            f"{folder}: the tokenizer puts {len(text.suffix_ids)} tokens ({list(text.suffix_ids)}) behind every text; "
-            "prompts that end with them are not built",
-            fix="take them out of the post_processor in tokenizer.json, if the model is to go on behind a prompt",
-        )
-    if text.tokenizer.vocab_size > config.vocab_size:
+    if has_tokenizer(folder):
+        return read_hf_tokenizer(folder, of_encoder=kind.is_encoder)
+    if kind.is_encoder:
         raise CheckpointError(
-            f"{folder}: {text.tokenizer.vocab_size} tokens of the tokenizer do not fit the embedding table of "
-            f"{config.vocab_size} rows"
+            f"{folder} has no tokenizer.json; an encoder's tokenizer is read from there and from no other file",
+            fix="write it with transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)",
         )
+    return None
 
 
 def _encoder(folder: Path, config: ModelConfig) -> EncoderSettings:
     return read_encoder_settings(folder, dimensions=config.hidden_size, max_position=config.max_position)
 
 
-def _ends(generation: Mapping[str, Any], values: Mapping[str, Any], text: HfText | None) -> tuple[int, ...]:
-    """Ids that end a text: the tokenizer knows of all places that may name them."""
+def _ends(folder: Path, values: Mapping[str, Any], text: HfText | None) -> tuple[int, ...]:
+    """The tokenizer knows of all places that may name them."""
     if text is not None:
         return text.tokenizer.eos_ids
-    named = [part.get("eos_token_id") for part in (generation, values)]
-    ids = [i for value in named for i in (value if isinstance(value, list) else [value])]
-    return tuple(dict.fromkeys(i for i in ids if isinstance(i, int) and not isinstance(i, bool)))
-
-
-def _sampling(folder: Path, generation: Mapping[str, Any]) -> dict[str, int | float]:
-    """temperature, top_p, top_k and min_p as generation_config.json names them; absent ones have no default.
-
-    ``do_sample: false`` means greedy, as it does in transformers; where it is absent, what is named holds, as other
-    servers have it.
-    """
-    found: dict[str, int | float] = {}
-    for name in ("temperature", "top_p", "top_k", "min_p"):
-        value = generation.get(name)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise CheckpointError(f"{folder / GENERATION_NAME}: {name} is {value!r:.60}; it must be a number")
-        found[name] = value
-    return {"temperature": 0.0} if generation.get("do_sample") is False else found
+    return named_ends(read_json(folder, GENERATION_NAME) or {}, values)
 
 
 def _name(folder: Path) -> str:

@@ -15,7 +15,8 @@ from tokenizers.processors import TemplateProcessing
 from jserve.checkpoints.checkpoint import Checkpoint
 from jserve.checkpoints.hf.config_json import config_json
 from jserve.checkpoints.hf.families import hf_family
-from jserve.checkpoints.hf.folder import CONFIG_NAME, GENERATION_NAME
+from jserve.checkpoints.hf.folder import CONFIG_NAME
+from jserve.checkpoints.hf.generation import GENERATION_NAME
 from jserve.checkpoints.hf.safetensors import write_tensor_file
 from jserve.checkpoints.hf.shards import INDEX_NAME, SINGLE_NAME
 from jserve.checkpoints.inverse import plan_tensors

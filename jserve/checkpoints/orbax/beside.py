@@ -14,6 +14,8 @@ from typing import Any
 import msgspec
 
 from jserve.checkpoints.hf.families import hf_family
+from jserve.checkpoints.hf.files import read_json
+from jserve.checkpoints.hf.generation import GENERATION_NAME, read_sampling
 from jserve.checkpoints.key_map import KeyMap
 from jserve.checkpoints.manifest import MANIFEST_NAME
 from jserve.checkpoints.names import resolve_member
@@ -21,13 +23,19 @@ from jserve.checkpoints.orbax.layout import ITEMS, is_step_name
 from jserve.errors import CheckpointError
 from jserve.models.config import ModelConfig
 from jserve.models.registry import family
+from jserve.text.from_hf import HfText, has_tokenizer, read_hf_tokenizer
 
-__all__ = ["CONFIG_NAME", "Described", "find_beside", "places", "read_described", "read_sampling"]
+__all__ = [
+    "CONFIG_NAME",
+    "Described",
+    "find_beside",
+    "places",
+    "read_beside_sampling",
+    "read_described",
+    "read_text",
+]
 
 CONFIG_NAME = "config.json"
-GENERATION_NAME = "generation_config.json"
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
-_MAX_JSON_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +91,7 @@ def read_described(where: Sequence[Path]) -> Described | None:
     """
     path = find_beside(where, CONFIG_NAME)
     if path is not None:
-        values = _read_json(path)
+        values = read_json(path.parent, CONFIG_NAME) or {}
         try:
             found = hf_family(values)
             config = found.config(values)
@@ -94,36 +102,23 @@ def read_described(where: Sequence[Path]) -> Described | None:
     if path is None:
         return None
     try:
-        manifest = msgspec.convert(_read_json(path), _Manifest)
+        manifest = msgspec.convert(read_json(path.parent, MANIFEST_NAME), _Manifest)
         config = family(manifest.family).config_type.from_dict(manifest.config)
     except msgspec.ValidationError as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
     return Described(family=manifest.family, config=config, values={}, key_map=None, path=path)
 
 
-def read_sampling(where: Sequence[Path]) -> dict[str, int | float]:
-    """temperature, top_p, top_k and min_p as ``generation_config.json`` names them. ``do_sample: false`` is greedy."""
+def read_text(where: Sequence[Path]) -> tuple[HfText, Path] | None:
+    """The nearest tokenizer with what it says about chats, and its folder; None where there is none.
+
+    Raises as ``read_hf_tokenizer`` does.
+    """
+    place = next((place for place in where if has_tokenizer(place)), None)
+    return None if place is None else (read_hf_tokenizer(place), place)
+
+
+def read_beside_sampling(where: Sequence[Path]) -> dict[str, int | float]:
+    """The nearest defaults for sampling (see ``read_sampling``)."""
     path = find_beside(where, GENERATION_NAME)
-    values = {} if path is None else _read_json(path)
-    if values.get("do_sample") is False:
-        return {"temperature": 0.0}
-    found: dict[str, int | float] = {}
-    for name in _SAMPLING:
-        value = values.get(name)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise CheckpointError(f"{path}: {name} is {value!r:.60}; it must be a number")
-        found[name] = value
-    return found
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > _MAX_JSON_BYTES:
-            raise CheckpointError(f"{path} is larger than {_MAX_JSON_BYTES} bytes")
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from None
+    return {} if path is None else read_sampling(path.parent)

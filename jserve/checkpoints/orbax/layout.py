@@ -20,7 +20,7 @@ from jserve.checkpoints.names import resolve_member
 from jserve.checkpoints.orbax.read import METADATA_NAME
 from jserve.errors import CheckpointError, SourceError, UnsupportedModel
 
-__all__ = ["ITEMS", "Layout", "Unfinished", "find_layouts", "is_checkpoint", "is_step_name"]
+__all__ = ["ITEMS", "LOOKED_FOR", "Layout", "Unfinished", "find_layouts", "is_checkpoint", "is_step_name"]
 
 MARKER = "orbax.checkpoint"
 CHECKPOINT_METADATA = "_CHECKPOINT_METADATA"
@@ -94,7 +94,7 @@ def is_checkpoint(folder: Path) -> bool:
     try:
         names = {child.name for child in folder.iterdir()}
         return (
-            bool(names & {MARKER, CHECKPOINT_METADATA, METADATA_NAME, *MSGPACK})
+            bool(names & {MARKER, CHECKPOINT_METADATA, METADATA_NAME, LEVANTER, *MSGPACK})
             or any(TEMPORARY in name or _STEP.fullmatch(name) for name in names)
             or any((folder / item / METADATA_NAME).exists() for item in ITEMS)
             or any(_is_array(folder / name) for name in names)

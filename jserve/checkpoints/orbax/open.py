@@ -8,10 +8,18 @@ from pathlib import Path as FilePath
 import numpy as np
 
 from jserve.checkpoints.checkpoint import Checkpoint
+from jserve.checkpoints.hf.generation import named_ends
 from jserve.checkpoints.key_map import KeyMap, Leaves, Path, plan_leaves
 from jserve.checkpoints.lazy import LazyArray
 from jserve.checkpoints.manifest import MANIFEST_NAME
-from jserve.checkpoints.orbax.beside import CONFIG_NAME, Described, places, read_described, read_sampling
+from jserve.checkpoints.orbax.beside import (
+    CONFIG_NAME,
+    Described,
+    places,
+    read_beside_sampling,
+    read_described,
+    read_text,
+)
 from jserve.checkpoints.orbax.known_trees import recognise
 from jserve.checkpoints.orbax.layout import ITEMS, is_step_name
 from jserve.checkpoints.orbax.peel import fit_tree, holds, peel
@@ -19,14 +27,11 @@ from jserve.checkpoints.orbax.read import Kvstore
 from jserve.checkpoints.orbax.saved import Saved, open_saved
 from jserve.checkpoints.tree import flatten, main_dtype
 from jserve.errors import CheckpointError, UnsupportedModel
-from jserve.models.config import ModelConfig
 from jserve.models.registry import build_abstract, family
 from jserve.progress import SILENT, Progress
-from jserve.text.from_hf import HfText, has_tokenizer, read_hf_tokenizer
 
 __all__ = ["open_orbax"]
 
-_READABLE = ("float64", "float32", "float16", "bfloat16")
 _NO_NAMES = frozenset({*ITEMS, "step", "steps", "checkpoint", "checkpoints", "ckpt", "ckpts"})
 """Of folders that say nothing of the model."""
 _OWN_MODULE = "serve it with a module of your own: jserve serve package.module:Class --checkpoint DIR"
@@ -51,8 +56,8 @@ def open_orbax(
             fix=f"copy the model's {CONFIG_NAME} there, or {_OWN_MODULE}",
         )
     leaves, kind = _leaves(saved, described)
-    _check_types(saved, leaves)
-    text = _text(where, described.config)
+    found = read_text(where)
+    text = None if found is None else found[0]
     progress.note(f"settings from {described.path}")
     return Checkpoint(
         name=_name(folder),
@@ -63,8 +68,8 @@ def open_orbax(
         leaves=leaves,
         tokenizer=None if text is None else text.tokenizer,
         chat_template=None if text is None else text.chat_template,
-        generation=read_sampling(where),
-        eos_ids=_eos_ids(described) if text is None else tuple(text.tokenizer.eos_ids),
+        generation=read_beside_sampling(where),
+        eos_ids=named_ends(described.values) if text is None else text.tokenizer.eos_ids,
         source=source,
         digests="not checked; pieces that are missing or damaged are found when they are read",
     )
@@ -107,35 +112,6 @@ def _under_its_name(tensors: dict[str, LazyArray], root: Path, key_map: KeyMap) 
 def _some(paths: Mapping[Path, object]) -> str:
     names = [".".join(path) for path in paths]
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _check_types(saved: Saved, leaves: Leaves) -> None:
-    strange = {leaf.dtype.name: ".".join(path) for path, leaf in leaves.items() if leaf.dtype.name not in _READABLE}
-    if strange:
-        found = ", ".join(f"{dtype} (as in {path})" for dtype, path in strange.items())
-        raise UnsupportedModel(
-            f"{saved.layout.arrays} stores parameters as {found}; types that are read: {', '.join(_READABLE)}"
-        )
-
-
-def _text(where: list[FilePath], config: ModelConfig) -> HfText | None:
-    place = next((place for place in where if has_tokenizer(place)), None)
-    if place is None:
-        return None
-    text = read_hf_tokenizer(place)
-    if text.tokenizer.vocab_size > config.vocab_size:
-        raise CheckpointError(
-            f"{text.tokenizer.vocab_size} tokens of the tokenizer in {place} do not fit the embedding table of "
-            f"{config.vocab_size} rows"
-        )
-    return text
-
-
-def _eos_ids(described: Described) -> tuple[int, ...]:
-    """As config.json names them, where there is no tokenizer."""
-    named = described.values.get("eos_token_id")
-    ids = named if isinstance(named, list) else [named]
-    return tuple(i for i in ids if isinstance(i, int))
 
 
 def _name(folder: FilePath) -> str:
