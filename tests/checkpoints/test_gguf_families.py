@@ -93,7 +93,7 @@ def rounded(values):
     return pytest.approx(values, rel=1e-6) if isinstance(values, float) else values
 
 
-@pytest.mark.parametrize("case", map(verified, CASES))
+@pytest.mark.parametrize("case", [verified(case) for case in CASES])
 def test_the_same_from_gguf_and_from_hugging_face(tmp_path, case):
     config, weights = tiny(case)
     _, found, leaves = load(write(tmp_path / "t.gguf", config, weights))

@@ -217,7 +217,7 @@ def test_every_leaf_that_does_not_fit_is_named_with_both_shapes(tmp_path, module
         "  qkv.1.bias is missing: wanted [24]",
         "  qkv.1.kernel is missing: wanted [8, 24]",
         "  table.embedding: wanted [16, 8], found [16, 9]",
-        "  more [2, 3] is not of this model",
+        "  params.more [2, 3] float32 is not of this model",
     ]
 
 

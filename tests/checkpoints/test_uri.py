@@ -165,7 +165,6 @@ def test_a_device_is_no_model():
     [
         ([], SourceError, "holds no checkpoint: looked for"),
         (["a.gguf"], SourceError, "MODEL is one file"),
-        (["_METADATA", "manifest.ocdbt"], UnsupportedModel, r"Orbax checkpoint without jserve\.json"),
     ],
 )
 def test_folders_of_other_kinds_are_named(tmp_path, names, error, words):

@@ -93,7 +93,7 @@ def test_greedy_ids_and_logprobs_equal_transformers(case, store):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", map(verified, CASES))
+@pytest.mark.parametrize("case", [verified(case) for case in CASES])
 def test_greedy_ids_and_logprobs_equal_transformers_at_any_length(case, store):
     """Prompts of 8, 500 and 4,000 tokens, or the model's limit."""
     oracle = Oracle(case)

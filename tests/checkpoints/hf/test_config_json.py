@@ -121,7 +121,11 @@ def test_what_transformers_is_strict_about():
             GemmaConfig(**{**GEMMA, "query_pre_attn_scalar": 24.5}),
             "of a gemma2 cannot tell its query_pre_attn_scalar",
         ),
-        ("bert", ModelConfig(vocab_size=3), "checkpoints of the family bert are not written as safetensors"),
+        (
+            "bert",
+            ModelConfig(vocab_size=3, hidden_size=4),
+            "of the family bert are not written as safetensors",
+        ),
     ],
 )
 def test_what_cannot_be_told_is_refused_by_name(family, config, words):

@@ -224,7 +224,5 @@ def test_what_stands_beside(tmp_path):
     assert checkpoint.chat_template == "{{ messages }}"
     assert str(checkpoint.path).endswith("4/default")
     (tmp_path / "run" / "config.json").write_text(json.dumps(LLAMA))
-    with pytest.raises(
-        CheckpointError, match=r"tokens of the tokenizer in .*/run do not fit the embedding table of 16 rows"
-    ):
+    with pytest.raises(CheckpointError, match=r"embed\.weight: wanted \[16, 8\] .* found \[258, 8\]"):
         open_(tmp_path / "run" / "checkpoints")

@@ -16,14 +16,14 @@ def test_orbax_writes_each_array_through_the_method_that_is_overridden(tmp_path,
     theirs = type_handlers.NumpyHandler._open_and_write
     assert inspect.iscoroutinefunction(theirs)
     written = []
-    ours = write._LazyHandler._open_and_write
+    ours = write._BatchHandler._open_and_write
 
     async def count(self, *args, **kwargs):
         inspect.signature(theirs).bind(self, *args, **kwargs)
         written.append(1)
         await ours(self, *args, **kwargs)
 
-    monkeypatch.setattr(write._LazyHandler, "_open_and_write", count)
+    monkeypatch.setattr(write._BatchHandler, "_open_and_write", count)
     values = np.arange(6, dtype=np.float32)
     leaf = LazyArray.whole(values.shape, values.dtype, lambda: values)
     write_arrays(tmp_path / "params", {("a",): leaf, ("b", "0"): leaf}, parts=tmp_path / "parts", progress=SILENT)
