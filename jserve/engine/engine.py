@@ -11,20 +11,17 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
-import uuid
 from collections.abc import Callable
 
 from jserve.engine.admission import check_request
 from jserve.engine.choice import Choice, ChoiceState, Emitted
-from jserve.engine.compiles import compilations
 from jserve.engine.contract import EngineLimits, EngineStats, Sink
 from jserve.engine.executor import Executor, Running
 from jserve.engine.live import Live, LiveRequests
 from jserve.engine.pace import Pace
 from jserve.engine.scheduler import Scheduler
-from jserve.errors import Draining, EngineFailed
+from jserve.engine.thread import EngineThread
 from jserve.request import FinishReason, Request
 
 __all__ = ["Engine"]
@@ -33,13 +30,11 @@ log = logging.getLogger(__name__)
 
 _IDLE_WAKE_S = 0.5
 """How often an idle loop comes round, so that a watchdog sees it alive."""
-_CLOSE_S = 60.0
-"""How long ``close`` waits for the dispatch that runs."""
 _POLL_S = 0.002
 """How often a dispatch is asked whether it has ended early."""
 
 
-class Engine:
+class Engine(EngineThread):
     """Implements ``jserve.engine.contract.TokenEngine`` on an Executor whose programs are compiled."""
 
     def __init__(
@@ -50,26 +45,18 @@ class Engine:
         max_dispatch_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(name="engine", clock=clock)
         self._executor = executor
         self._scheduler = Scheduler(executor.config)
         self._limits = limits
-        self._clock = clock
         self._pace = Pace(max_dispatch_s=max_dispatch_s, max_steps=executor.config.max_steps)
-        self._wake = threading.Condition()
         self._inbox: list[Callable[[], None]] = []
         self._live = LiveRequests(max_queue=limits.max_queue, on_broken_sink=self.cancel)
-        self._stopping = False
         self._over = False
         """Nothing takes the inbox any more."""
-        self._failed: str | None = None
-        self._fault: Exception | None = None
-        self._last_progress = clock()
         self._patient_until = -math.inf
         """Until then the dispatch that runs may be merely slow, so that waiting for it counts as progress."""
         self._prompt_tokens = self._output_tokens = self._dispatches = 0
-        self._compilations_at_ready: int | None = None
-        self._watches = False
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     # --- the door: any thread -------------------------------------------------------------------------------------
 
@@ -80,10 +67,7 @@ class Engine:
     def submit(self, request: Request, sink: Sink) -> None:
         check_request(request, self._limits)
         with self._wake:
-            if self._failed is not None:
-                raise EngineFailed(f"the engine failed ({self._failed}); see the server's log")
-            if self._stopping:
-                raise Draining("the engine was stopped; send the request elsewhere")
+            self._check_open()
             live = self._live.admit(request, sink)
             self._post(lambda: self._add(live))
 
@@ -97,7 +81,6 @@ class Engine:
 
     def stats(self) -> EngineStats:
         scheduler = self._scheduler
-        ready = self._compilations_at_ready
         running = len(scheduler.running)
         return EngineStats(
             waiting=max(0, self._live.open_choices() - running),
@@ -108,51 +91,13 @@ class Engine:
             output_tokens=self._output_tokens,
             dispatches=self._dispatches,
             preemptions=scheduler.preemptions,
-            compilations=0 if ready is None else compilations.count - ready,
+            compilations=self._compiled_since_ready(),
             last_progress=max(self._last_progress, min(self._clock(), self._patient_until)),
-            ready=ready is not None and self._failed is None and not self._stopping,
+            ready=self._is_ready(),
             failed=self._failed,
         )
 
-    @property
-    def fault(self) -> Exception | None:
-        """What brought the loop down."""
-        return self._fault
-
-    def start(self) -> None:
-        """Start the loop. Not ready yet: that is said by ``mark_ready``, after a warm token."""
-        self._thread.start()
-
-    def mark_ready(self) -> None:
-        """From here on every compilation is a fault: counted, and logged with its cause."""
-        self._compilations_at_ready = compilations.count
-        self._watches = True
-        compilations.watch()
-
-    def close(self) -> None:
-        """Stop the loop; whatever still runs ends as cancelled. A device that hangs is not waited for."""
-        with self._wake:
-            self._stopping = True
-            self._wake.notify()
-        if self._thread.is_alive():
-            self._thread.join(_CLOSE_S)
-            if self._thread.is_alive():
-                log.error("the engine did not stop within %.0f s: its device hangs", _CLOSE_S)
-        if self._watches:
-            self._watches = False
-            compilations.unwatch()
-
     # --- the loop: the engine's thread only -----------------------------------------------------------------------
-
-    def _run(self) -> None:
-        failure = None
-        try:
-            self._loop()
-        except Exception as error:
-            self._fault = error
-            failure = f"incident {uuid.uuid4().hex[:8]}"
-            log.exception("the engine failed (%s)", failure)
-        self._end_all(failure)
 
     def _loop(self) -> None:
         running: Running | None = None

@@ -9,9 +9,7 @@ for the host, and what comes meanwhile gathers into a larger group.
 from __future__ import annotations
 
 import logging
-import threading
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,14 +17,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from jserve.engine.compiles import compilations
 from jserve.engine.contract import Encoded, EngineLimits, EngineStats, VectorSink
 from jserve.engine.encoder.batching import Group, WaitingTexts
 from jserve.engine.encoder.executor import EncoderExecutor, RunningGroup
+from jserve.engine.thread import EngineThread
 from jserve.errors import (
     Cancelled,
     DeadlineExceeded,
-    Draining,
     DuplicateRequest,
     EngineFailed,
     InvalidRequest,
@@ -44,8 +41,6 @@ _DEPTH = 2
 """Groups that are with the device at once."""
 _IDLE_WAKE_S = 0.5
 """How often an idle loop comes round, so that a watchdog sees it alive."""
-_CLOSE_S = 60.0
-"""How long ``close`` waits for the groups that run."""
 
 
 @dataclass(eq=False)
@@ -65,7 +60,7 @@ class _Text:
         return self.request.num_tokens
 
 
-class VectorEngine:
+class VectorEngine(EngineThread):
     """Implements ``jserve.engine.contract.EncoderEngine`` on an executor whose programs are compiled."""
 
     def __init__(
@@ -76,22 +71,13 @@ class VectorEngine:
         dimensions: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(name="encoder", clock=clock)
         self._executor = executor
         self._limits = limits
         self._dimensions = dimensions
-        self._clock = clock
-        self._wake = threading.Condition()
-        """Guards what both sides touch: the texts that wait, those that live, and the flags."""
         self._waiting: WaitingTexts[_Text] = WaitingTexts(executor.buckets)
         self._live: dict[str, _Text] = {}
-        self._stopping = False
-        self._failed: str | None = None
-        self._fault: Exception | None = None
-        self._last_progress = clock()
         self._prompt_tokens = self._dispatches = 0
-        self._compilations_at_ready: int | None = None
-        self._watches = False
-        self._thread = threading.Thread(target=self._run, name="encoder", daemon=True)
 
     # --- the door: any thread -------------------------------------------------------------------------------------
 
@@ -106,10 +92,7 @@ class VectorEngine:
     def submit(self, request: TextRequest, sink: VectorSink) -> None:
         self._check(request)
         with self._wake:
-            if self._failed is not None:
-                raise EngineFailed(f"the engine failed ({self._failed}); see the server's log")
-            if self._stopping:
-                raise Draining("the engine was stopped; send the request elsewhere")
+            self._check_open()
             if request.request_id in self._live:
                 raise DuplicateRequest(f"request {request.request_id!r} is still running; choose another request_id")
             if len(self._waiting) >= self._limits.max_queue:
@@ -129,7 +112,6 @@ class VectorEngine:
     def stats(self) -> EngineStats:
         with self._wake:
             waiting, live = len(self._waiting), len(self._live)
-        ready = self._compilations_at_ready
         return EngineStats(
             waiting=waiting,
             running=live - waiting,
@@ -139,39 +121,11 @@ class VectorEngine:
             output_tokens=0,
             dispatches=self._dispatches,
             preemptions=0,
-            compilations=0 if ready is None else compilations.count - ready,
+            compilations=self._compiled_since_ready(),
             last_progress=self._last_progress,
-            ready=ready is not None and self._failed is None and not self._stopping,
+            ready=self._is_ready(),
             failed=self._failed,
         )
-
-    @property
-    def fault(self) -> Exception | None:
-        """What brought the loop down."""
-        return self._fault
-
-    def start(self) -> None:
-        """Start the loop. Not ready yet: that is said by ``mark_ready``, after a warm text."""
-        self._thread.start()
-
-    def mark_ready(self) -> None:
-        """From here on every compilation is a fault: counted, and logged with its cause."""
-        self._compilations_at_ready = compilations.count
-        self._watches = True
-        compilations.watch()
-
-    def close(self) -> None:
-        """Stop the loop; whatever is not answered ends as cancelled. A device that hangs is not waited for."""
-        with self._wake:
-            self._stopping = True
-            self._wake.notify()
-        if self._thread.is_alive():
-            self._thread.join(_CLOSE_S)
-            if self._thread.is_alive():
-                log.error("the engine did not stop within %.0f s: its device hangs", _CLOSE_S)
-        if self._watches:
-            self._watches = False
-            compilations.unwatch()
 
     def _check(self, request: TextRequest) -> None:
         """What can never run is refused at once. The frontend says it better; this is the last line."""
@@ -184,16 +138,6 @@ class VectorEngine:
             raise InvalidRequest(f"token ids must be in 0..{limits.vocab_size - 1}; got {min(ids)}..{max(ids)}")
 
     # --- the loop: the engine's thread only -----------------------------------------------------------------------
-
-    def _run(self) -> None:
-        failure = None
-        try:
-            self._loop()
-        except Exception as error:
-            self._fault = error
-            failure = f"incident {uuid.uuid4().hex[:8]}"
-            log.exception("the engine failed (%s)", failure)
-        self._end_all(failure)
 
     def _loop(self) -> None:
         running: deque[RunningGroup[_Text]] = deque()
