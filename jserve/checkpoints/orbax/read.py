@@ -45,6 +45,7 @@ _RETRIES = {"max_retries": 6, "initial_delay": "500ms", "max_delay": "8s"}
 """15 seconds of waiting in all. TensorStore's own limits are 32 and half an hour."""
 _CONTEXT = {
     "cache_pool": {"total_bytes_limit": 0},
+    "cache_pool#index": {"total_bytes_limit": 16 << 20},
     "data_copy_concurrency": {"limit": 2},
     "file_io_concurrency": {"limit": 8},
     "s3_request_concurrency": {"limit": 16},
@@ -52,7 +53,7 @@ _CONTEXT = {
     "s3_request_retries": _RETRIES,
     "gcs_request_retries": _RETRIES,
 }
-"""What TensorStore may hold and do at once. A context a checkpoint: a context remembers the folders that it saw."""
+"""What TensorStore may hold and do at once; ``#index`` is for where OCDBT's values lie. A context a checkpoint: a context remembers the folders that it saw."""
 _STORE_FAILS = (
     "PERMISSION_DENIED",
     "UNAUTHENTICATED",
@@ -142,7 +143,7 @@ def read_tree(folder: FilePath, *, base: Kvstore | None = None) -> dict[Path, La
     return _open_arrays(
         where,
         {path: ".".join(path) for path in paths},
-        {"driver": "ocdbt", "base": dict(base)} if ocdbt else base,
+        {"driver": "ocdbt", "base": dict(base), "cache_pool": "cache_pool#index"} if ocdbt else base,
         driver="zarr3" if metadata.use_zarr3 else "zarr",
         missing_is_zero=not metadata.store_array_data_equal_to_fill_value,
     )

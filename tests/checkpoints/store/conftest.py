@@ -6,7 +6,10 @@ import threading
 import urllib.request
 from pathlib import Path
 
+import obstore
 import pytest
+from moto.s3.models import s3_backends
+from obstore.store import S3Store
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "orbax"))
 
@@ -18,7 +21,12 @@ class Store:
 
     def __init__(self, server, bucket):
         self.url, self.bucket, self._server = server.url, bucket, server
-        self._call("PUT", "")
+        headers = {"Authorization": f"AWS4-HMAC-SHA256 Credential={KEY}/20200101/us-east-1/s3/aws4_request"}
+        urllib.request.urlopen(urllib.request.Request(f"{self.url}/{bucket}", headers=headers, method="PUT")).close()
+        keys = {"access_key_id": KEY, "secret_access_key": "secret"}
+        self._client = S3Store(
+            bucket, config={"endpoint": self.url, "region": "us-east-1", **keys}, client_options={"allow_http": True}
+        )
 
     @property
     def uri(self):
@@ -41,20 +49,19 @@ class Store:
         self._server.requests.clear()
 
     def put(self, key, data):
-        self._call("PUT", key, data)
+        obstore.put(self._client, key, data)
+
+    def put_raw(self, key, data):
+        """With a key that no client would write."""
+        s3_backends["123456789012"]["aws"].put_object(self.bucket, key, data)
 
     def delete(self, key):
-        self._call("DELETE", key)
+        obstore.delete(self._client, key)
 
     def upload(self, folder, prefix=""):
         for path in sorted(folder.rglob("*")):
             if path.is_file():
                 self.put("/".join(filter(None, [prefix, path.relative_to(folder).as_posix()])), path.read_bytes())
-
-    def _call(self, method, key, data=None):
-        headers = {"Authorization": f"AWS4-HMAC-SHA256 Credential={KEY}/20200101/us-east-1/s3/aws4_request"}
-        request = urllib.request.Request(f"{self.url}/{self.bucket}/{key}", data, headers, method=method)
-        urllib.request.urlopen(request, timeout=30).close()
 
 
 class _Server:
