@@ -53,14 +53,14 @@ _CONTEXT = {
     "s3_request_retries": _RETRIES,
     "gcs_request_retries": _RETRIES,
 }
-"""What TensorStore may hold and do at once; ``#index`` is for where OCDBT's values lie. A context a checkpoint: a context remembers the folders that it saw."""
+"""What TensorStore may hold and do at once; ``#index`` holds the nodes that say where OCDBT's values lie. A context a
+checkpoint: a context remembers the folders that it saw."""
 _STORE_FAILS = (
     "PERMISSION_DENIED",
     "UNAUTHENTICATED",
     "UNAVAILABLE",
     "ABORTED",
     "DEADLINE_EXCEEDED",
-    "FAILED_PRECONDITION",
 )
 """Statuses of an object store that cannot be asked; they say nothing of the checkpoint."""
 _NO_ARRAYS = frozenset({"None", "Dict", "List", "Tuple", "NamedTuple", "string"})

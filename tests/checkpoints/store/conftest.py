@@ -11,7 +11,7 @@ import pytest
 from moto.s3.models import s3_backends
 from obstore.store import S3Store
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "orbax"))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "orbax")]
 
 KEY = "tests-own-key"
 
