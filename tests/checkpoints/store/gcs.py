@@ -39,15 +39,15 @@ class Gcs:
 
     def answer(self, call):
         parts = urlsplit(call.path)
-        path, query = parts.path, {key: values[0] for key, values in parse_qs(parts.query).items()}
+        path, query = unquote(parts.path), {key: values[0] for key, values in parse_qs(parts.query).items()}
         self.tokens.add(call.headers.get("Authorization"))
         json_api = f"/storage/v1/b/{self.bucket}/o/"
         if path.startswith(json_api):
-            self._object(call, "json", unquote(path.removeprefix(json_api)))
+            self._object(call, "json", path.removeprefix(json_api))
         elif path.strip("/") == self.bucket and "list-type" in query:
             self._list(call, query)
         elif path.startswith(f"/{self.bucket}/"):
-            self._object(call, "xml", unquote(path.removeprefix(f"/{self.bucket}/")))
+            self._object(call, "xml", path.removeprefix(f"/{self.bucket}/"))
         else:
             self._send(call, 404, b"<Error><Code>NoSuchBucket</Code></Error>")
 
