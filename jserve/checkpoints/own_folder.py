@@ -36,6 +36,11 @@ class OwnArrays:
     mirror: Mirror | None = None
     """What ``folder`` is a copy of, if the arrays are in an object store."""
 
+    @property
+    def name(self) -> str:
+        """As users write it: the folder, or the URI."""
+        return str(self.folder if self.mirror is None else self.mirror.source)
+
     def restore(self, wanted: Any, *, ignored: Collection[LeafPath] = ()) -> dict[Any, Any]:
         """The arrays as ``wanted`` (a pure dict of ShapeDtypeStructs with shardings) asks for them.
 

@@ -41,8 +41,8 @@ MANIFEST_NAME = "manifest.ocdbt"
 _MAX_METADATA_BYTES = 64 << 20
 _MAX_ARRAYS = 200_000
 _MAX_DEPTH = 64
-_RETRIES = {"max_retries": 6, "initial_delay": "500ms", "max_delay": "8s"}
-"""15 seconds of waiting in all. TensorStore's own limits are 32 and half an hour."""
+_RETRIES = {"max_retries": 5, "initial_delay": "500ms", "max_delay": "4s"}
+"""A store that cannot be reached is given up after seconds. TensorStore's own limits come to a quarter of an hour."""
 _CONTEXT = {
     "cache_pool": {"total_bytes_limit": 0},
     "cache_pool#index": {"total_bytes_limit": 16 << 20},
@@ -285,7 +285,7 @@ def _reason(error: Exception) -> str:
     """What TensorStore says, without the specification and without the layers that the error came through: its status,
     and the innermost ``Error ...``."""
     line = (str(error).splitlines() or [type(error).__name__])[0]
-    line = re.split(r" \[(?:tensorstore_spec|source locations|os_error_code)", line)[0]
+    line = re.split(r" \[(?:tensorstore_spec|source locations|os_error_code|http_|curl_code|x-)", line)[0]
     status = re.match(r"[A-Z_]+: ", line)
     start = line.rfind("Error ")
     return (line if start < 0 else f"{status[0] if status else ''}{line[start:]}")[:300]

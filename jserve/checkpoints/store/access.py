@@ -24,7 +24,7 @@ from jserve.errors import SourceError
 __all__ = ["CONNECT_TIMEOUT_S", "Access", "find_access"]
 
 CONNECT_TIMEOUT_S = 10
-_STALL_S = 60
+_STALL_S = 20
 """A transfer that brings next to nothing for so long is given up, and tried again."""
 _MACHINE_ROLES = (
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -39,9 +39,9 @@ class Access:
 
     kvstore: Mapping[str, Any]
     """TensorStore's specification of the bucket, without a path."""
-    options: Mapping[str, Any]
+    options: Mapping[str, Any] = field(repr=False)
     """obstore's configuration of its store."""
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     """What TensorStore takes from the process's environment and from nowhere else."""
     endpoint: str | None
     """None for the cloud's own."""

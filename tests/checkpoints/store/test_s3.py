@@ -9,20 +9,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+import own_models
 import pytest
 from flax import nnx, serialization
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from saving import WRITERS, Tiny, assert_same, save, save_standard, save_steps, shapes
 from trees import LLAMA, hf_weights, nested
 
+from jserve import LLM, SamplingParams
 from jserve.checkpoints.convert import convert
 from jserve.checkpoints.hf.safetensors import read_tensor_file
 from jserve.checkpoints.inspect import inspect
 from jserve.checkpoints.open import open_checkpoint
 from jserve.checkpoints.orbax.peel import fit_tree
 from jserve.checkpoints.own_folder import open_arrays
+from jserve.checkpoints.own_report import inspect_own
 from jserve.cli.main import main
 from jserve.errors import CheckpointError, SourceError
+from jserve.models.naive import naive_generate
+from jserve.models.own import for_serving
+from jserve.progress import SILENT
 from jserve.testing.gguf import write_tiny_gguf
 from jserve.testing.tokenizer import ByteTokenizer
 
@@ -359,3 +365,24 @@ def test_keys_of_a_profile(tmp_path, s3, params, monkeypatch):
     )
     (tmp_path / "aws-config").write_text(f"[profile research]\nregion = eu-west-1\nendpoint_url = {s3.url}\n")
     assert_same(leaves(open_arrays(f"{s3.uri}/ck"), params), params)
+
+
+# --- served -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_module_of_ones_own_is_served_from_a_bucket(tmp_path, s3):
+    config = own_models.Config(width=8, inner=own_models.Inner(heads=1))
+    with nnx.use_eager_sharding(False):
+        module = own_models.MyModel(config, rngs=nnx.Rngs(3))
+    save_standard(tmp_path / "run" / "ck", nnx.state(module))
+    (tmp_path / "run" / "config.json").write_text(json.dumps({"width": 8, "inner": {"heads": 1}}))
+    s3.upload(tmp_path / "run", "run")
+    graphdef, state = nnx.split(for_serving(module))
+    want = naive_generate(graphdef, nnx.to_pure_dict(state), [1, 2, 3], 12)
+    small = {"max_num_seqs": 1, "max_num_tokens": 8, "num_pages": 8, "program_store": False, "progress": SILENT}
+    with LLM("own_models:MyModel", checkpoint=f"{s3.uri}/run/ck", **small) as llm:
+        greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+        assert llm.generate([1, 2, 3], greedy)[0].token_ids == want
+    report = inspect_own("own_models:MyModel", checkpoint=f"{s3.uri}/run/ck", tokenizer=None, check=True)
+    assert (report.failed, report.checkpoint) == (False, f"{s3.uri}/run/ck")
+    assert report.serve == f"jserve serve own_models:MyModel --checkpoint {s3.uri}/run/ck"
