@@ -30,6 +30,7 @@ _REQUEST_TIMEOUT_S = 120
 _PIECE_BYTES = 16 << 20
 """Of one request, when a large object is copied: each is tried again alone."""
 _MAX_NAME = 255
+_DENIED = ("PermissionDeniedError", "UnauthenticatedError")
 _ROLE = re.compile(r"token request|169\.254\.|metadata\.google|credential", re.IGNORECASE)
 """Of messages on a machine's role that cannot be had."""
 
@@ -114,9 +115,9 @@ class Bucket:
 
         return self._ask(folder, listed)
 
-    def look(self, keys: Iterable[str]) -> dict[str, StoredObject]:
-        """Those of ``keys`` that are there."""
-        found = self._each(self._head, keys)
+    def look(self, keys: Iterable[str], *, if_allowed: bool = False) -> dict[str, StoredObject]:
+        """Those of ``keys`` that are there; with ``if_allowed`` those that may not be read are as if they were not."""
+        found = self._each(lambda key: self._head(key, if_allowed=if_allowed), keys)
         return {key: stored for key, stored in found.items() if stored is not None}
 
     def copy(self, files: Mapping[StoredObject, Path], advance: Callable[[int], None]) -> None:
@@ -154,12 +155,14 @@ class Bucket:
         options = {"range": (start, end), **({"if_match": stored.tag} if stored.tag else {})}
         return self._obstore.get(self._store, stored.key, options=options).bytes()
 
-    def _head(self, key: str) -> StoredObject | None:
+    def _head(self, key: str, *, if_allowed: bool) -> StoredObject | None:
         try:
             return self._object(self._obstore.head(self._store, key))
         except FileNotFoundError:
             return None
         except Exception as error:
+            if if_allowed and type(error).__name__ in _DENIED:
+                return None
             raise self._said(error, key) from None
 
     def _list(self, folder: str) -> Any:
@@ -204,7 +207,7 @@ class Bucket:
             return SourceError(f"{uri} changed while it was read", fix="run the command again")
         if code and code[1] == "NoSuchBucket":
             return SourceError(f"{self._root} does not exist{at}", fix="check the bucket's name, and the endpoint")
-        denied = kind in ("PermissionDeniedError", "UnauthenticatedError")
+        denied = kind in _DENIED
         if denied or (status and status[1] in ("401", "403")) or _ROLE.search(text):
             why = code[1] if code else f"HTTP {status[1]}" if status else text.splitlines()[0][:200]
             return SourceError(f"{uri} may not be read by {self.access.identity}: {why}", fix=self._credentials_fix())

@@ -143,15 +143,13 @@ def _look_at_steps(bucket: Bucket, plan: Plan, folder: str, inside: Children) ->
 def _look_beside(bucket: Bucket, plan: Plan, path: str) -> None:
     """Whether steps beside the one that was named have the file of finished ones."""
     run = path.rpartition("/")[0]
-    for name in [name for name in bucket.children(run).folders if step_number(name) is not None][-_MAX_STEPS:]:
-        key = _join(run, name, COMMITTED)
-        if found := bucket.look([key]):
-            plan.take(key, found[key])
-            return
+    steps = [name for name in bucket.children(run).folders if step_number(name) is not None]
+    for key, stored in bucket.look(_join(run, name, COMMITTED) for name in steps[-_MAX_STEPS:]).items():
+        plan.take(key, stored)
 
 
 def _look_above(bucket: Bucket, plan: Plan, path: str) -> None:
-    """Texts of the folders that ``orbax/beside.py`` looks into above ``path``."""
+    """Texts of the folders that ``orbax/beside.py`` looks into above ``path``; a right may end at ``path``."""
     above = [str(parent) for parent in PurePosixPath(path).parents if path]
     depth = 2
     name = PurePosixPath(path).name
@@ -160,7 +158,7 @@ def _look_above(bucket: Bucket, plan: Plan, path: str) -> None:
     if is_step_name(name):
         depth += 1
     keys = [_join("" if parent == "." else parent, text) for parent in above[:depth] for text in _TEXTS]
-    for key, stored in bucket.look(keys).items():
+    for key, stored in bucket.look(keys, if_allowed=True).items():
         plan.take(key, stored)
 
 

@@ -45,6 +45,10 @@ class Store:
         """Keys of the objects whose bytes were asked for."""
         return [path for method, path in self.requests if method == "GET" and not path.startswith(f"/{self.bucket}")]
 
+    def deny(self, *keys):
+        """Until ``deny()``: refuse what begins so."""
+        self._server.denied = tuple(f"/{self.bucket}/{key}" for key in keys)
+
     def forget(self):
         self._server.requests.clear()
 
@@ -74,6 +78,7 @@ class _Server:
                 pass
 
         self.requests = []
+        self.denied = ()
         self._app = DomainDispatcherApplication(create_backend_app)
         self._http = make_server("127.0.0.1", 0, self._count, threaded=True, request_handler=Quiet)
         self.url = f"http://127.0.0.1:{self._http.server_port}"
@@ -82,7 +87,8 @@ class _Server:
 
     def _count(self, environ, start_response):
         self.requests.append((environ["REQUEST_METHOD"], environ["PATH_INFO"]))
-        if KEY not in environ.get("HTTP_AUTHORIZATION", ""):
+        denied = self.denied and environ["PATH_INFO"].startswith(self.denied)
+        if denied or KEY not in environ.get("HTTP_AUTHORIZATION", ""):
             start_response("403 Forbidden", [("Content-Type", "application/xml")])
             return [b"<Error><Code>InvalidAccessKeyId</Code><Message>unknown</Message></Error>"]
         return self._app(environ, start_response)
@@ -114,4 +120,5 @@ def s3(s3_server, monkeypatch, tmp_path, request):
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "aws-credentials"))
     store = Store(s3_server, f"bucket-{hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:16]}")
     store.forget()
-    return store
+    yield store
+    store.deny()

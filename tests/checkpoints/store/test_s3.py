@@ -24,6 +24,7 @@ from jserve.checkpoints.open import open_checkpoint
 from jserve.checkpoints.orbax.peel import fit_tree
 from jserve.checkpoints.own_folder import open_arrays
 from jserve.checkpoints.own_report import inspect_own
+from jserve.checkpoints.store import bucket, plan
 from jserve.cli.main import main
 from jserve.errors import CheckpointError, SourceError
 from jserve.models.naive import naive_generate
@@ -300,6 +301,36 @@ def test_weights_that_are_pickles_are_refused_and_not_fetched(s3):
     assert s3.got == ["hf/config.json"]
 
 
+def test_what_is_listed_and_copied_is_bounded(tmp_path, s3, params, monkeypatch):
+    save_steps(tmp_path / "run", dict.fromkeys(range(1, 7), params))
+    s3.upload(tmp_path / "run", "run")
+    s3.forget()
+    progress = Notes()
+    open_arrays(f"{s3.uri}/run", progress=progress)
+    assert f"{s3.uri}/run has 6 finished steps; the newest 4 are looked into" in progress.notes
+    assert {PurePosixPath(key).parts[1] for key in s3.got} == {"3", "4", "5", "6"}
+    assert {PurePosixPath(key).parts[1] for key in data_keys(s3.got)} == {"6"}
+    monkeypatch.setattr(plan, "_MAX_STEPS", 5)
+    with pytest.raises(SourceError, match=rf"{s3.uri}/run holds 6 steps; at most 5 are looked through") as error:
+        open_arrays(f"{s3.uri}/run")
+    assert error.value.fix == f"name the step, such as {s3.uri}/run/6"
+    monkeypatch.setattr(plan, "_MAX_FILE_BYTES", 10)
+    with pytest.raises(SourceError, match=r"run/6/.* bytes; it is none of a checkpoint's small files"):
+        open_arrays(f"{s3.uri}/run/6")
+    monkeypatch.setattr(bucket, "_MAX_CHILDREN", 2)
+    with pytest.raises(SourceError, match=rf"{s3.uri}/run holds 6 names; at most 2 are looked through"):
+        open_arrays(f"{s3.uri}/run")
+
+
+def test_a_damaged_copy_is_made_again(tmp_path, s3, params, cache_home):
+    save_standard(tmp_path / "ck", params)
+    s3.upload(tmp_path / "ck", "ck")
+    open_arrays(f"{s3.uri}/ck")
+    (copy,) = cache_home.rglob("_METADATA")
+    copy.write_bytes(b"x")
+    assert_same(leaves(open_arrays(f"{s3.uri}/ck"), params), params)
+
+
 # --- what cannot be had -----------------------------------------------------------------------------------------------
 
 
@@ -337,6 +368,16 @@ def test_keys_that_lose_their_right_say_nothing_of_the_step(tmp_path, s3, params
     monkeypatch.setattr(Mirror, "base", anonymous)
     with pytest.raises(SourceError, match=rf"{s3.uri}/run/9/default cannot be read: PERMISSION_DENIED"):
         open_arrays(f"{s3.uri}/run")
+
+
+def test_a_right_that_ends_at_the_checkpoint_is_enough(tmp_path, s3, params):
+    save_standard(tmp_path / "ck", params)
+    s3.upload(tmp_path / "ck", "team/run/ck")
+    s3.deny("team/run/ck/_METADATA")
+    with pytest.raises(SourceError, match=r"/team/run/ck/_METADATA may not be read by AWS_ACCESS_KEY_ID: InvalidAcc"):
+        open_arrays(f"{s3.uri}/team/run/ck")
+    s3.deny("team/run/config.json", "team/config.json", "team/run/tokenizer.json")
+    assert_same(leaves(open_arrays(f"{s3.uri}/team/run/ck"), params), params)
 
 
 def test_no_network(s3, monkeypatch):
