@@ -91,7 +91,8 @@ def inspect(model: str, *, check: bool = False, progress: Progress | None = None
     """
     progress = progress or SILENT
     found = fetch(parse_source(model), progress=progress)
-    if check and isinstance(found, LocalFolder) and found.kind == "written":
+    has_digests = isinstance(found, LocalFolder) and found.kind == "written" and found.mirror is None
+    if check and has_digests:
         _check_digests(found.path, read_manifest(found.path), progress)
     with as_it_is(found, model, progress=progress) as checkpoint:
         compare(checkpoint.leaves, _wanted(checkpoint), where=str(checkpoint.path))
@@ -101,7 +102,7 @@ def inspect(model: str, *, check: bool = False, progress: Progress | None = None
                 _check_file(found)
                 _check_values(checkpoint, progress)
             digests = f"sha256 {found.sha256}" + (", all values finite" if check else "")
-        elif check and found.kind == "written":
+        elif check and has_digests:
             digests = "all files match"
         elif check:
             _check_values(checkpoint, progress)

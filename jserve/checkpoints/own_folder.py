@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jserve.checkpoints.key_map import Path as LeafPath
 from jserve.checkpoints.orbax.beside import places, read_text
@@ -13,9 +14,13 @@ from jserve.checkpoints.orbax.peel import fit_tree
 from jserve.checkpoints.orbax.saved import Saved, open_saved
 from jserve.checkpoints.place import place
 from jserve.checkpoints.tree import flatten
+from jserve.checkpoints.uri import StoreSource, parse_store
 from jserve.errors import SourceError
 from jserve.progress import SILENT, Progress
 from jserve.text.from_hf import HfText
+
+if TYPE_CHECKING:
+    from jserve.checkpoints.store.mirror import Mirror
 
 __all__ = ["OwnArrays", "open_arrays", "read_own_text"]
 
@@ -28,6 +33,13 @@ class OwnArrays:
     saved: Saved
     where: Sequence[Path]
     """Nearest first."""
+    mirror: Mirror | None = None
+    """What ``folder`` is a copy of, if the arrays are in an object store."""
+
+    @property
+    def name(self) -> str:
+        """As users write it: the folder, or the URI."""
+        return str(self.folder if self.mirror is None else self.mirror.source)
 
     def restore(self, wanted: Any, *, ignored: Collection[LeafPath] = ()) -> dict[Any, Any]:
         """The arrays as ``wanted`` (a pure dict of ShapeDtypeStructs with shardings) asks for them.
@@ -35,6 +47,10 @@ class OwnArrays:
         Each goes straight to its devices, in the dtype asked for. ``ignored`` are leaves that may be there besides.
         Raises CheckpointError that lists every leaf that is missing, left over or of another shape.
         """
+        with nullcontext() if self.mirror is None else self.mirror.in_words():
+            return self._restore(wanted, ignored)
+
+    def _restore(self, wanted: Any, ignored: Collection[LeafPath]) -> dict[Any, Any]:
         arrays, saved = self.saved.layout.arrays, self.saved
         shapes = {path: tuple(leaf.shape) for path, leaf in flatten(wanted).items()}
         fitted = fit_tree(saved.tree, shapes, where=str(arrays), ignored=ignored, custom=saved.custom)
@@ -42,12 +58,29 @@ class OwnArrays:
 
 
 def open_arrays(checkpoint: str, *, progress: Progress = SILENT) -> OwnArrays:
-    """Open the folder that ``--checkpoint`` names. Raises SourceError where it is none, else as ``open_saved`` does."""
+    """Open the folder, or the URI of an object store, that ``--checkpoint`` names.
+
+    Raises SourceError where it is none or cannot be had, else as ``open_saved`` does.
+    """
+    if (source := parse_store(checkpoint)) is not None:
+        return _open_in_store(source, progress)
     folder = Path(checkpoint).expanduser().absolute()
     if not folder.exists():
         raise SourceError(f"checkpoint {folder} does not exist", fix="give the folder that Orbax or Flax saved to")
     saved = open_saved(folder, progress=progress)
     return OwnArrays(folder=folder, saved=saved, where=places(folder, saved.layout.arrays))
+
+
+def _open_in_store(source: StoreSource, progress: Progress) -> OwnArrays:
+    from jserve.checkpoints.store.whole import fetch_checkpoint
+
+    found = fetch_checkpoint(source, progress=progress)
+    if isinstance(found, Path):
+        saved = open_saved(found, progress=progress)
+        return OwnArrays(folder=found, saved=saved, where=places(found, saved.layout.arrays))
+    with found.in_words():
+        saved = open_saved(found.folder, base=found.base, progress=found.progress(progress))
+    return OwnArrays(folder=found.folder, saved=saved, where=places(found.folder, saved.layout.arrays), mirror=found)
 
 
 def read_own_text(tokenizer: Path | str | None, where: Sequence[Path] = ()) -> tuple[HfText | None, Path | None]:

@@ -88,7 +88,7 @@ def inspect_own(target: str, *, checkpoint: str | None, tokenizer: str | None, c
     return OwnReport(
         name=own.name,
         model=target,
-        checkpoint=None if arrays is None else str(arrays.folder),
+        checkpoint=None if arrays is None else arrays.name,
         config=None if own.config_path is None else str(own.config_path),
         parameters=sum(math.prod(leaf.shape) for leaf in leaves),
         arrays=len(leaves),

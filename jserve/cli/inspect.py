@@ -27,7 +27,8 @@ class Options:
     """Read every byte and compare the digests in the manifest. package.module:Class: run it on tiny inputs, and tell
     every way in which it does not keep the model contract."""
     checkpoint: str | None = None
-    """Orbax checkpoint folder of a package.module:Class model. Default: none; --check then makes up parameters."""
+    """Orbax checkpoint of a package.module:Class model: a folder, or its gs:// or s3:// URI. Default: none; --check
+    then makes up parameters."""
     tokenizer: str | None = None
     """tokenizer.json of a package.module:Class model. Default: the one in the checkpoint's folder or above it."""
     json: Flag = False
