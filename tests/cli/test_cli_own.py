@@ -78,7 +78,7 @@ def test_a_fault_is_told_in_words_and_as_json_and_exits_with_4(jserve):
 def test_a_typo_and_options_of_another_model_are_one_line(jserve):
     done = jserve("inspect", "my_model_of_the_cli:MyModle")
     assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr.startswith("error JS-CFG-01: my_model_of_the_cli (")
+    assert "error JS-CFG-01: my_model_of_the_cli (" in done.stderr  # the plugins of accelerators may talk before
     assert "has no MyModle; did you mean MyModel?" in done.stderr
     done = jserve("inspect", "--checkpoint", "ck", "ck")
     assert done.returncode == 3
