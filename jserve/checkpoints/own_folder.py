@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jserve.checkpoints.key_map import Leaves
 from jserve.checkpoints.key_map import Path as LeafPath
+from jserve.checkpoints.nearby import instead
 from jserve.checkpoints.orbax.beside import places, read_text
 from jserve.checkpoints.orbax.peel import fit_tree
 from jserve.checkpoints.orbax.saved import Saved, open_saved
@@ -29,23 +31,32 @@ class OwnArrays:
     where: Sequence[Path]
     """Nearest first."""
 
-    def restore(self, wanted: Any, *, ignored: Collection[LeafPath] = ()) -> dict[Any, Any]:
-        """The arrays as ``wanted`` (a pure dict of ShapeDtypeStructs with shardings) asks for them.
+    def fit(self, wanted: Any, *, ignored: Collection[LeafPath] = ()) -> Leaves:
+        """The array of each leaf of ``wanted`` (a pure dict of ShapeDtypeStructs), not read yet.
 
-        Each goes straight to its devices, in the dtype asked for. ``ignored`` are leaves that may be there besides.
-        Raises CheckpointError that lists every leaf that is missing, left over or of another shape.
+        ``ignored`` are leaves that may be there besides. Raises CheckpointError that lists every leaf that is missing,
+        left over or of another shape.
         """
-        arrays, saved = self.saved.layout.arrays, self.saved
+        saved = self.saved
         shapes = {path: tuple(leaf.shape) for path, leaf in flatten(wanted).items()}
-        fitted = fit_tree(saved.tree, shapes, where=str(arrays), ignored=ignored, custom=saved.custom)
-        return place(fitted.leaves, wanted, where=str(arrays))
+        where = str(saved.layout.arrays)
+        return fit_tree(saved.tree, shapes, where=where, ignored=ignored, custom=saved.custom).leaves
+
+    def restore(self, wanted: Any, *, ignored: Collection[LeafPath] = ()) -> dict[Any, Any]:
+        """The arrays as ``wanted``, whose leaves have shardings, asks for them. Raises as ``fit`` does.
+
+        Each goes straight to its devices, in the dtype asked for.
+        """
+        return place(self.fit(wanted, ignored=ignored), wanted, where=str(self.saved.layout.arrays))
 
 
 def open_arrays(checkpoint: str, *, progress: Progress = SILENT) -> OwnArrays:
     """Open the folder that ``--checkpoint`` names. Raises SourceError where it is none, else as ``open_saved`` does."""
     folder = Path(checkpoint).expanduser().absolute()
     if not folder.exists():
-        raise SourceError(f"checkpoint {folder} does not exist", fix="give the folder that Orbax or Flax saved to")
+        raise SourceError(
+            f"checkpoint {folder} does not exist{instead(folder)}", fix="give the folder that Orbax or Flax saved to"
+        )
     saved = open_saved(folder, progress=progress)
     return OwnArrays(folder=folder, saved=saved, where=places(folder, saved.layout.arrays))
 
