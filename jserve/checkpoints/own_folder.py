@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+
+import tokenizers
 
 from jserve.checkpoints.key_map import Leaves
 from jserve.checkpoints.key_map import Path as LeafPath
@@ -15,11 +18,11 @@ from jserve.checkpoints.orbax.peel import fit_tree
 from jserve.checkpoints.orbax.saved import Saved, open_saved
 from jserve.checkpoints.place import place
 from jserve.checkpoints.tree import flatten
-from jserve.errors import SourceError
+from jserve.errors import CheckpointError, ConfigError, SourceError
 from jserve.progress import SILENT, Progress
-from jserve.text.from_hf import HfText
+from jserve.text.from_hf import HfText, read_hf_tokenizer
 
-__all__ = ["OwnArrays", "open_arrays", "read_own_text"]
+__all__ = ["OwnArrays", "open_arrays", "read_object_text", "read_own_text"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,3 +80,27 @@ def read_own_text(tokenizer: Path | str | None, where: Sequence[Path] = ()) -> t
             fix="give the folder that the tokenizer was saved to",
         )
     return found
+
+
+def read_object_text(tokenizer: Any) -> HfText:
+    """What a tokenizer object says: one of ``tokenizers``, or one of transformers with its settings and chat template.
+
+    It is read as the files that it saves would be. Raises ConfigError for any other object, else as
+    ``read_hf_tokenizer`` does.
+    """
+    with TemporaryDirectory() as folder:
+        try:
+            if isinstance(tokenizer, tokenizers.Tokenizer):
+                tokenizer.save(str(Path(folder) / "tokenizer.json"))
+            elif callable(getattr(tokenizer, "save_pretrained", None)):
+                tokenizer.save_pretrained(folder)
+            else:
+                raise ConfigError(
+                    f"the tokenizer is a {type(tokenizer).__module__}.{type(tokenizer).__name__}; it may be a path, a "
+                    "jserve.text.tokenizer.Tokenizer, a tokenizers.Tokenizer, or one of transformers",
+                    fix="save it as tokenizer.json and give that path, or give None and prompts as token ids",
+                )
+            return read_hf_tokenizer(Path(folder))
+        except CheckpointError as error:  # the folder is gone when somebody reads its name
+            words = error.message.replace(f"{folder}/", "").replace(folder, "what it saves")
+            raise type(error)(f"the tokenizer {type(tokenizer).__name__}: {words}", fix=error.fix) from None
