@@ -71,7 +71,7 @@ def local(path: Path) -> LocalFile | LocalFolder:
             if path.exists():
                 raise SourceError(f"{path} is neither a file nor a folder", fix=f"MODEL may be {FORMS}")
             raise SourceError(f"{path} does not exist{instead(path)}", fix=f"MODEL may be {FORMS}")
-        if path.suffix == ".safetensors":
+        if path.suffix in (".safetensors", ".msgpack"):
             raise UnsupportedModel(
                 f"{path} is a part of a model", fix=f"give the folder that it lies in: {path.parent}"
             )

@@ -251,7 +251,7 @@ def _some(names: list[str], most: int = 5) -> str:
 def _head(name: str) -> str:
     """The part of a train state that an array is in."""
     parts = name.split(".")
-    at = next((i for i, part in enumerate(parts) if part in KEPT_OUT), 0)
+    at = next((i for i, part in enumerate(parts) if part in KEPT_OUT), len(parts))
     return ".".join(parts[: at + 1])
 
 

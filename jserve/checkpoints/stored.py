@@ -108,7 +108,8 @@ def _hf(folder: Path, model: str) -> Stored:
     return Stored(
         path=folder,
         layout=f"Hugging Face folder (safetensors, {main_dtype(tensors.values())})",
-        arrays=[_array(name, array) for name, array in tensors.items()],
+        # torch's counters and tables of positions; quantized weights are of narrower types.
+        arrays=[_array(name, array, parameter=array.dtype.name != "int64") for name, array in tensors.items()],
         lazy=tensors,
         files=[FileReport(name=path.name, nbytes=path.stat().st_size) for path in shards],
         understand=partial(open_hf, folder, source=model),

@@ -120,3 +120,16 @@ def test_a_step_or_an_item_that_is_not_there_has_others(tmp_path):
     WRITERS["v1, items"](tmp_path / "v1", {"a": np.ones(3)})
     with pytest.raises(SourceError, match=r"v1/weights does not exist; .*/v1 has the items model_params, x"):
         inspect(str(tmp_path / "v1" / "weights"))
+
+
+def test_a_step_that_cannot_be_read_is_named_and_an_older_one_described(tmp_path):
+    tree = {"a": {"b": np.ones((2, 3), np.float32)}}
+    save_steps(tmp_path / "run", {1: tree, 2: tree, 3: tree})
+    (tmp_path / "run" / "3" / "default" / "manifest.ocdbt").unlink()
+    (tmp_path / "run" / "2" / "default" / "_METADATA").write_text("{")
+    steps = inspect(str(tmp_path / "run")).steps
+    assert (steps.taken, steps.finished) == ("1", ["3", "2", "1"])
+    assert [line.partition(" is damaged: ")[0] for line in steps.damaged] == [
+        str(tmp_path / "run" / "3" / "default"),
+        str(tmp_path / "run" / "2" / "default" / "_METADATA"),
+    ]
