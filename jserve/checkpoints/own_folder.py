@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
@@ -18,9 +19,13 @@ from jserve.checkpoints.orbax.peel import fit_tree
 from jserve.checkpoints.orbax.saved import Saved, open_saved
 from jserve.checkpoints.place import place
 from jserve.checkpoints.tree import flatten
+from jserve.checkpoints.uri import StoreSource, parse_store
 from jserve.errors import CheckpointError, ConfigError, SourceError
 from jserve.progress import SILENT, Progress
 from jserve.text.from_hf import HfText, read_hf_tokenizer
+
+if TYPE_CHECKING:
+    from jserve.checkpoints.store.mirror import Mirror
 
 __all__ = ["OwnArrays", "open_arrays", "read_object_text", "read_own_text"]
 
@@ -33,6 +38,13 @@ class OwnArrays:
     saved: Saved
     where: Sequence[Path]
     """Nearest first."""
+    mirror: Mirror | None = None
+    """What ``folder`` is a copy of, if the arrays are in an object store."""
+
+    @property
+    def name(self) -> str:
+        """As users write it: the folder, or the URI."""
+        return str(self.folder if self.mirror is None else self.mirror.source)
 
     def fit(self, wanted: Any, *, ignored: Collection[LeafPath] = ()) -> Leaves:
         """The array of each leaf of ``wanted`` (a pure dict of ShapeDtypeStructs), not read yet.
@@ -43,18 +55,29 @@ class OwnArrays:
         saved = self.saved
         shapes = {path: tuple(leaf.shape) for path, leaf in flatten(wanted).items()}
         where = str(saved.layout.arrays)
-        return fit_tree(saved.tree, shapes, where=where, ignored=ignored, custom=saved.custom).leaves
+        with self.in_words():
+            return fit_tree(saved.tree, shapes, where=where, ignored=ignored, custom=saved.custom).leaves
 
     def restore(self, wanted: Any, *, ignored: Collection[LeafPath] = ()) -> dict[Any, Any]:
         """The arrays as ``wanted``, whose leaves have shardings, asks for them. Raises as ``fit`` does.
 
         Each goes straight to its devices, in the dtype asked for.
         """
-        return place(self.fit(wanted, ignored=ignored), wanted, where=str(self.saved.layout.arrays))
+        with self.in_words():
+            return place(self.fit(wanted, ignored=ignored), wanted, where=str(self.saved.layout.arrays))
+
+    def in_words(self) -> AbstractContextManager[None]:
+        """Errors that are raised inside name the files as users do."""
+        return nullcontext() if self.mirror is None else self.mirror.in_words()
 
 
 def open_arrays(checkpoint: str, *, progress: Progress = SILENT) -> OwnArrays:
-    """Open the folder that ``--checkpoint`` names. Raises SourceError where it is none, else as ``open_saved`` does."""
+    """Open the folder, or the URI of an object store, that ``--checkpoint`` names.
+
+    Raises SourceError where it is none or cannot be had, else as ``open_saved`` does.
+    """
+    if (source := parse_store(checkpoint)) is not None:
+        return _open_in_store(source, progress)
     folder = Path(checkpoint).expanduser().absolute()
     if not folder.exists():
         raise SourceError(
@@ -62,6 +85,18 @@ def open_arrays(checkpoint: str, *, progress: Progress = SILENT) -> OwnArrays:
         )
     saved = open_saved(folder, progress=progress)
     return OwnArrays(folder=folder, saved=saved, where=places(folder, saved.layout.arrays))
+
+
+def _open_in_store(source: StoreSource, progress: Progress) -> OwnArrays:
+    from jserve.checkpoints.store.whole import fetch_checkpoint
+
+    found = fetch_checkpoint(source, progress=progress)
+    if isinstance(found, Path):
+        saved = open_saved(found, progress=progress)
+        return OwnArrays(folder=found, saved=saved, where=places(found, saved.layout.arrays))
+    with found.in_words():
+        saved = open_saved(found.folder, base=found.base, progress=found.progress(progress))
+    return OwnArrays(folder=found.folder, saved=saved, where=places(found.folder, saved.layout.arrays), mirror=found)
 
 
 def read_own_text(tokenizer: Path | str | None, where: Sequence[Path] = ()) -> tuple[HfText | None, Path | None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shlex
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -47,12 +46,12 @@ def inspect_own(
         facts = {**saved_facts(arrays.saved), "digests": "not checked (--check reads every byte)"}
     if arrays is not None and check:
         everything = {".".join(name): array for name, array in arrays.saved.tree.items()}
-        check_values(everything, progress, where=str(arrays.folder))
+        check_values(everything, progress, where=arrays.name)
         facts["digests"] = "all values finite"
     facts |= text_facts(
         None if text is None or path is None else (text, path),
         read_beside_sampling(where),
-        folder=Path("DIR of --checkpoint") if arrays is None else arrays.folder,
+        folder="DIR of --checkpoint" if arrays is None else arrays.name,
     )
     findings = None
     if check and problem is None:
@@ -62,7 +61,7 @@ def inspect_own(
         name=own.name,
         model=target,
         own=True,
-        path=None if arrays is None else str(arrays.folder),
+        path=None if arrays is None else arrays.name,
         layout="none" if arrays is None else f"{arrays.saved.layout.writer}, {arrays.saved.form}",
         parameters=sum(math.prod(leaf.shape) for leaf in leaves.values()),
         nbytes=sum(array.nbytes for array in shown if array.parameter),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -15,10 +15,10 @@ from jserve.checkpoints.gguf.model import gguf_checkpoint
 from jserve.checkpoints.hf.folder import open_hf
 from jserve.checkpoints.hf.shards import INDEX_NAME, open_tensors, weight_files
 from jserve.checkpoints.lazy import LazyArray
-from jserve.checkpoints.manifest import ARRAYS_FOLDER, MANIFEST_NAME, read_manifest
+from jserve.checkpoints.manifest import MANIFEST_NAME
 from jserve.checkpoints.orbax.open import orbax_checkpoint
 from jserve.checkpoints.orbax.peel import peel
-from jserve.checkpoints.orbax.read import read_tree
+from jserve.checkpoints.orbax.read import Kvstore
 from jserve.checkpoints.orbax.saved import Saved, open_saved
 from jserve.checkpoints.report import ArrayReport, FileReport
 from jserve.checkpoints.tree import main_dtype
@@ -44,6 +44,8 @@ class Stored:
     """As a model of a known family. Raises CheckpointError where it is none."""
     saved: Saved | None = None
     """What Orbax or Flax saved."""
+    uri: str | None = None
+    """Of an object store, where the arrays are."""
     is_ours: bool = False
     """Whether jserve wrote it: what cannot be understood of it is damage."""
 
@@ -57,6 +59,15 @@ def stored(found: LocalFile | LocalFolder, model: str, *, progress: Progress) ->
     if isinstance(found, LocalFile):
         with GgufFile(found.path) as file:
             yield _gguf(file, model)
+    elif found.mirror is not None:
+        mirror = found.mirror
+        with mirror.in_words():
+            if found.kind == "written":
+                files = _written(found.path, base=mirror.base)
+            else:
+                told = mirror.progress(progress)
+                files = _orbax(open_saved(found.path, base=mirror.base, progress=told), model, told)
+            yield replace(files, uri=str(mirror.source))
     elif found.kind == "written":
         yield _written(found.path)
     elif found.kind == "hf":
@@ -87,9 +98,10 @@ def _orbax(saved: Saved, model: str, progress: Progress) -> Stored:
     )
 
 
-def _written(folder: Path) -> Stored:
-    read_manifest(folder)
-    tree = dict(sorted(read_tree(folder / ARRAYS_FOLDER).items(), key=lambda item: _order(item[0])))
+def _written(folder: Path, *, base: Kvstore | None = None) -> Stored:
+    """``base`` is where the arrays are, if ``folder`` is a copy without them."""
+    checkpoint = open_written(folder, base=base)
+    tree = dict(sorted(checkpoint.leaves.items(), key=lambda item: _order(item[0])))
     lazy = {".".join(path): array for path, array in tree.items()}
     return Stored(
         path=folder,
@@ -98,7 +110,7 @@ def _written(folder: Path) -> Stored:
         lazy=lazy,
         files=[],
         is_ours=True,
-        understand=partial(open_written, folder),
+        understand=lambda: checkpoint,
     )
 
 

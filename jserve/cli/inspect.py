@@ -28,14 +28,14 @@ class Options:
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = DEFAULT_MODEL
-    """A folder that jserve, Orbax or Flax wrote or as on the Hugging Face Hub, a .gguf file, a URI (pypi://, hf://), or
-    package.module:Class."""
+    """A folder that jserve, Orbax or Flax wrote or as on the Hugging Face Hub, a .gguf file, a URI (pypi://, hf://, gs://,
+    s3://), or package.module:Class."""
     check: Flag = False
     """Read every byte: digests where there are any, else values. package.module:Class: also run it on tiny inputs, and
     tell every way in which it does not keep the model contract."""
     checkpoint: str | None = None
-    """The folder that Orbax or Flax saved a package.module:Class model to. Default: none; --check then makes up
-    parameters."""
+    """What Orbax or Flax saved a package.module:Class model to: a folder, or its gs:// or s3:// URI. Default: none;
+    --check then makes up parameters."""
     tokenizer: str | None = None
     """tokenizer.json of a package.module:Class model. Default: the one in the checkpoint's folder or above it."""
     json: Flag = False

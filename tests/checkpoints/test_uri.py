@@ -6,7 +6,7 @@ import pytest
 
 from jserve.checkpoints.fetch import LocalFolder, fetch
 from jserve.checkpoints.names import PICKLES, member_path, resolve_member
-from jserve.checkpoints.uri import ClassSource, HubSource, LocalSource, PypiSource, parse_source
+from jserve.checkpoints.uri import ClassSource, HubSource, LocalSource, PypiSource, StoreSource, parse_source
 from jserve.config import DEFAULT_MODEL
 from jserve.errors import SourceError, UnsupportedModel
 from jserve.progress import SILENT
@@ -20,6 +20,9 @@ def test_known_forms():
         distribution="Some_Dist", version="1.0.post1+cpu", member="pkg/a b.gguf"
     )
     assert parse_source("hf://org/name") == HubSource(repo="org/name", member=None)
+    assert parse_source("S3://bucket.x/run/") == StoreSource(scheme="s3", bucket="bucket.x", path="run")
+    assert str(parse_source("gs://bucket")) == "gs://bucket"
+    assert str(parse_source("gs://bucket/a/b c")) == "gs://bucket/a/b c"
     assert parse_source("hf://org/name/sub/file.gguf") == HubSource(repo="org/name", member="sub/file.gguf")
 
 
@@ -39,8 +42,11 @@ def test_requirement_is_normalized():
     [
         ("", "MODEL may be|MODEL is ''"),
         ("a\0b", "MODEL is"),
-        ("gs://bucket/ck", "gs:// is not built"),
-        ("s3://bucket/ck", "s3:// is not built"),
+        ("s3://", "'' is no bucket's name; the form is s3://bucket/path"),
+        ("gs://Up/ck", "'Up' is no bucket's name"),
+        ("s3://../ck", "'..' is no bucket's name"),
+        ("s3://user:secret@host/ck", "is no bucket's name"),
+        ("gs://bucket//ck", "is not a name inside the bucket"),
         ("https://host/model.gguf", "https:// is not a known source"),
         ("pypi://dist/path.gguf", "dist==version"),
         ("pypi://dist>=1.0/path.gguf", "dist==version"),
@@ -92,8 +98,10 @@ def test_names_that_climb_are_refused(name):
 
 
 @pytest.mark.parametrize("name", [n for n in CLIMBERS if n])
-@pytest.mark.parametrize("base", ["pypi://dist==1.0/", "hf://org/name/"])
+@pytest.mark.parametrize("base", ["pypi://dist==1.0/", "hf://org/name/", "s3://bucket/", "gs://bucket/"])
 def test_uris_that_climb_are_refused_before_anything_is_fetched(base, name):
+    if name == "a/" and base in ("s3://bucket/", "gs://bucket/"):
+        name = "a//"  # folders are written so there
     with pytest.raises(SourceError):
         parse_source(base + name)
 
@@ -107,7 +115,7 @@ def test_pickles_are_refused_whether_or_not_they_exist(tmp_path, suffix, there):
     with pytest.raises(SourceError) as error:
         fetch(parse_source(str(path)), progress=SILENT)
     assert "is a pickle by its name" in error.value.message
-    for uri in (f"pypi://dist==1.0/a/model{suffix.upper()}", f"hf://org/name/model{suffix}"):
+    for uri in (f"pypi://dist==1.0/a/model{suffix.upper()}", f"hf://org/name/model{suffix}", f"s3://b-1/m{suffix}"):
         with pytest.raises(SourceError, match="is a pickle by its name"):
             parse_source(uri)
 

@@ -20,7 +20,20 @@ from jserve.checkpoints.names import resolve_member
 from jserve.checkpoints.orbax.read import METADATA_NAME
 from jserve.errors import CheckpointError, SourceError, UnsupportedModel
 
-__all__ = ["ITEMS", "LOOKED_FOR", "Layout", "Unfinished", "find_layouts", "is_checkpoint", "is_step_name"]
+__all__ = [
+    "COMMITTED",
+    "ITEMS",
+    "LOOKED_FOR",
+    "MARKER",
+    "MSGPACK",
+    "TEMPORARY",
+    "Layout",
+    "Unfinished",
+    "find_layouts",
+    "is_checkpoint",
+    "is_step_name",
+    "step_number",
+]
 
 MARKER = "orbax.checkpoint"
 CHECKPOINT_METADATA = "_CHECKPOINT_METADATA"
@@ -87,6 +100,12 @@ class Layout:
 def is_step_name(name: str) -> bool:
     """Whether ``name`` is one that steps usually have: ``23``, ``step_23``, ``checkpoint_23``."""
     return _USUAL_STEP.fullmatch(name) is not None
+
+
+def step_number(name: str) -> int | None:
+    """The number of a step whose folder or file is called ``name``; None for other names."""
+    match = _STEP.fullmatch(name)
+    return None if match is None else int(match[1])
 
 
 def is_checkpoint(folder: Path) -> bool:

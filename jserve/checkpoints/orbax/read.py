@@ -20,25 +20,49 @@ import tensorstore as ts
 
 from jserve.checkpoints.key_map import Path, raise_all
 from jserve.checkpoints.lazy import LazyArray, Region
-from jserve.checkpoints.names import resolve_member
+from jserve.checkpoints.names import member_path, resolve_member
 from jserve.checkpoints.orbax.msgpack import read_msgpack
-from jserve.errors import CheckpointError
+from jserve.errors import CheckpointError, SourceError
 
-__all__ = ["METADATA_NAME", "Kvstore", "TreeMetadata", "file_kvstore", "read_folders", "read_metadata", "read_tree"]
+__all__ = [
+    "MANIFEST_NAME",
+    "METADATA_NAME",
+    "Kvstore",
+    "TreeMetadata",
+    "file_kvstore",
+    "inner_kvstore",
+    "read_folders",
+    "read_metadata",
+    "read_tree",
+]
 
 METADATA_NAME = "_METADATA"
 MANIFEST_NAME = "manifest.ocdbt"
 _MAX_METADATA_BYTES = 64 << 20
 _MAX_ARRAYS = 200_000
 _MAX_DEPTH = 64
+_RETRIES = {"max_retries": 5, "initial_delay": "500ms", "max_delay": "4s"}
+"""A store that cannot be reached is given up after seconds. TensorStore's own limits come to a quarter of an hour."""
 _CONTEXT = {
     "cache_pool": {"total_bytes_limit": 0},
+    "cache_pool#index": {"total_bytes_limit": 16 << 20},
     "data_copy_concurrency": {"limit": 2},
     "file_io_concurrency": {"limit": 8},
     "s3_request_concurrency": {"limit": 16},
     "gcs_request_concurrency": {"limit": 16},
+    "s3_request_retries": _RETRIES,
+    "gcs_request_retries": _RETRIES,
 }
-"""What TensorStore may hold and do at once. A context a checkpoint: a context remembers the folders that it saw."""
+"""What TensorStore may hold and do at once; ``#index`` holds the nodes that say where OCDBT's values lie. A context a
+checkpoint: a context remembers the folders that it saw."""
+_STORE_FAILS = (
+    "PERMISSION_DENIED",
+    "UNAUTHENTICATED",
+    "UNAVAILABLE",
+    "ABORTED",
+    "DEADLINE_EXCEEDED",
+)
+"""Statuses of an object store that cannot be asked; they say nothing of the checkpoint."""
 _NO_ARRAYS = frozenset({"None", "Dict", "List", "Tuple", "NamedTuple", "string"})
 """Values of a tree that are empty, or lie elsewhere than in arrays."""
 
@@ -85,6 +109,18 @@ def file_kvstore(folder: FilePath) -> Kvstore:
     return {"driver": "file", "path": f"{folder.absolute()}/"}
 
 
+def inner_kvstore(base: Kvstore, name: str) -> Kvstore:
+    """The folder ``name`` (relative, with slashes) in ``base``. Raises SourceError for names that lead out of it."""
+    inner = member_path(name, of=_said(base))
+    return {**base, "path": f"{base.get('path', '')}{inner}/"}
+
+
+def _said(store: Kvstore) -> str:
+    """``store`` as users write it."""
+    scheme = {"gcs": "gs", "file": "file"}.get(store["driver"], store["driver"])
+    return f"{scheme}://{store.get('bucket', '')}/{store.get('path', '')}".removesuffix("/")
+
+
 def read_tree(folder: FilePath, *, base: Kvstore | None = None) -> dict[Path, LazyArray]:
     """Every array of the tree saved in ``folder``, by its path, not read yet.
 
@@ -101,10 +137,13 @@ def read_tree(folder: FilePath, *, base: Kvstore | None = None) -> dict[Path, La
     if base is None:
         _refuse_links(folder, [MANIFEST_NAME, "d"] if ocdbt else [".".join(path) for path in paths])
         base = file_kvstore(folder)
+        where = str(folder)
+    else:
+        where = _said(base)
     return _open_arrays(
-        folder,
+        where,
         {path: ".".join(path) for path in paths},
-        {"driver": "ocdbt", "base": dict(base)} if ocdbt else base,
+        {"driver": "ocdbt", "base": dict(base), "cache_pool": "cache_pool#index"} if ocdbt else base,
         driver="zarr3" if metadata.use_zarr3 else "zarr",
         missing_is_zero=not metadata.store_array_data_equal_to_fill_value,
     )
@@ -122,7 +161,7 @@ def read_folders(folder: FilePath, *, base: Kvstore | None = None) -> dict[Path,
         if base is None:
             _refuse_links(folder, names)
         arrays |= _open_arrays(
-            folder,
+            str(folder) if base is None else _said(base),
             {tuple(name.split(".")): name for name in names},
             base or file_kvstore(folder),
             driver=driver,
@@ -132,14 +171,15 @@ def read_folders(folder: FilePath, *, base: Kvstore | None = None) -> dict[Path,
 
 
 def _open_arrays(
-    folder: FilePath, names: Mapping[Path, str], store: Kvstore, *, driver: str, missing_is_zero: bool
+    where: str, names: Mapping[Path, str], store: Kvstore, *, driver: str, missing_is_zero: bool
 ) -> dict[Path, LazyArray]:
-    """The arrays at ``names`` of ``store``; ``driver`` is TensorStore's name of their format, ``folder`` stands in
-    errors. Raises CheckpointError that lists all that cannot be opened."""
+    """The arrays at ``names`` of ``store``; ``driver`` is TensorStore's name of their format, ``where`` stands in
+    errors. Raises CheckpointError that lists all that cannot be opened, SourceError where the store cannot be asked."""
+    in_database = store["driver"] == "ocdbt"  # names are its keys then, and no paths
     specs = {
         path: {
             "driver": driver,
-            "kvstore": {**store, "path": f"{store.get('path', '')}{name}/"},
+            "kvstore": {**store, "path": f"{name}/"} if in_database else inner_kvstore(store, name),
             "fill_missing_data_reads": missing_is_zero,
         }
         for path, name in names.items()
@@ -151,12 +191,13 @@ def _open_arrays(
     wrong: dict[str, list[str]] = {}
     for path, future in futures.items():
         try:
-            stored = _Stored(specs[path], future.result(), name=f"{folder} is damaged at {'.'.join(path)}")
+            stored = _Stored(specs[path], future.result(), where=where, name=".".join(path))
             arrays[path] = stored.lazy()
         except (ValueError, OSError, TypeError) as error:
+            _raise_store_failure(where, error)
             wrong.setdefault(_reason(error), []).append(".".join(path))
     raise_all(
-        f"{folder} is damaged; arrays that cannot be opened:",
+        f"{where} is damaged; arrays that cannot be opened:",
         [
             f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}: {reason}"
             for reason, names in wrong.items()
@@ -196,10 +237,10 @@ def _refuse_links(folder: FilePath, names: Iterable[str]) -> None:
 class _Stored:
     """One array in TensorStore; the ``Source`` of its LazyArray."""
 
-    def __init__(self, spec: Mapping[str, Any], array: Any, *, name: str) -> None:
+    def __init__(self, spec: Mapping[str, Any], array: Any, *, where: str, name: str) -> None:
         self._spec = spec
         self._array = array
-        self._name = name
+        self._where, self._name = where, name
         self._dtype = np.dtype(array.dtype.numpy_dtype)
         size = math.prod(array.shape) * self._dtype.itemsize
         self.piece_nbytes = math.prod(array.chunk_layout.read_chunk.shape or ()) * self._dtype.itemsize
@@ -231,14 +272,20 @@ class _Stored:
         try:
             return future.result()
         except (ValueError, OSError) as error:
-            raise CheckpointError(f"{self._name}: {_reason(error)}") from None
+            _raise_store_failure(self._where, error)
+            raise CheckpointError(f"{self._where} is damaged at {self._name}: {_reason(error)}") from None
+
+
+def _raise_store_failure(where: str, error: Exception) -> None:
+    if "://" in where and str(error).startswith(_STORE_FAILS):
+        raise SourceError(f"{where} cannot be read: {_reason(error)}", fix="check the network and the credentials")
 
 
 def _reason(error: Exception) -> str:
     """What TensorStore says, without the specification and without the layers that the error came through: its status,
     and the innermost ``Error ...``."""
     line = (str(error).splitlines() or [type(error).__name__])[0]
-    line = re.split(r" \[(?:tensorstore_spec|source locations|os_error_code)", line)[0]
+    line = re.split(r" \[(?:tensorstore_spec|source locations|os_error_code|http_|curl_code|x-)", line)[0]
     status = re.match(r"[A-Z_]+: ", line)
     start = line.rfind("Error ")
     return (line if start < 0 else f"{status[0] if status else ''}{line[start:]}")[:300]

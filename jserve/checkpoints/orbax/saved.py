@@ -12,8 +12,8 @@ from jserve.checkpoints.lazy import LazyArray
 from jserve.checkpoints.orbax.layout import Layout, find_layouts
 from jserve.checkpoints.orbax.msgpack import read_msgpack
 from jserve.checkpoints.orbax.peel import peel
-from jserve.checkpoints.orbax.read import Kvstore, read_folders, read_metadata, read_tree
-from jserve.errors import CheckpointError
+from jserve.checkpoints.orbax.read import Kvstore, inner_kvstore, read_folders, read_metadata, read_tree
+from jserve.errors import CheckpointError, SourceError
 from jserve.progress import SILENT, Progress
 
 __all__ = ["Saved", "open_saved"]
@@ -59,7 +59,8 @@ def open_saved(folder: FilePath, *, base: Kvstore | None = None, progress: Progr
         try:
             saved = _open(layout, base)
         except CheckpointError as error:
-            if layout.step is None:
+            # A store that cannot be asked says nothing against the step.
+            if layout.step is None or (base is not None and isinstance(error, SourceError)):
                 raise
             failed.append(error)
             continue
@@ -82,7 +83,7 @@ def _open(layout: Layout, base: Kvstore | None) -> Saved:
         return Saved(layout=layout, form="msgpack", tree=_not_empty(layout, read_msgpack(layout.arrays)), custom=custom)
     if base is not None:
         inside = layout.arrays.relative_to(layout.folder).as_posix()
-        base = base if inside == "." else {**base, "path": f"{base['path']}{inside}/"}
+        base = base if inside == "." else inner_kvstore(base, inside)
     if layout.kind == "zarr":
         tree = read_folders(layout.arrays, base=base)
         return Saved(layout=layout, form="zarr in a folder each", tree=_not_empty(layout, tree), custom=custom)

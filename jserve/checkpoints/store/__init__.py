@@ -1,0 +1,1 @@
+"""Checkpoints in object stores: the small files copied, the arrays read where they are."""
