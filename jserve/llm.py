@@ -13,7 +13,6 @@ import queue
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -36,7 +35,6 @@ from jserve.serving.embed_texts import MAX_TEXTS
 from jserve.serving.frontends import need_embedder, need_generator
 from jserve.serving.loop import LoopThread
 from jserve.serving.stream import Stream
-from jserve.text.tokenizer import Tokenizer
 
 __all__ = ["LLM"]
 
@@ -55,7 +53,7 @@ class LLM:
         self,
         model: Any = None,
         params: Any = None,
-        tokenizer: Tokenizer | Path | str | None = None,
+        tokenizer: Any = None,
         *,
         progress: Progress | None = None,
         **settings: Any,
@@ -64,8 +62,9 @@ class LLM:
         as one tuple.
 
         ``module``: a Flax NNX or Linen module that keeps the contract (see ``jserve.models.contract``). ``params``: a
-        pure dict, an ``nnx.State`` or Linen's variables; None takes those that the module holds. ``tokenizer``: a
-        Tokenizer or the path of a ``tokenizer.json``; None serves token ids only. ``progress`` hears of downloads and
+        pure dict, an ``nnx.State`` or Linen's variables; None takes those that the module holds. ``tokenizer``: the
+        path of a folder or a ``tokenizer.json``, a Tokenizer, a ``tokenizers.Tokenizer``, or one of transformers; None
+        serves token ids only. ``progress`` hears of downloads and
         compilations; None tells them on stderr, ``jserve.progress.SILENT`` nobody. Raises StartError where it cannot
         start.
         """

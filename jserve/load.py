@@ -93,7 +93,7 @@ def load(config: ServeConfig, *, progress: Progress = SILENT, model: ModelParts 
         raise DeviceError(
             f"JAX finds no device: {error}", fix="JAX_PLATFORMS=cpu, or the gpu or tpu extra of jserve"
         ) from None
-    source = _find(config, mesh, progress) if model is None else _from_parts(model, config)
+    source = _find(config, mesh, progress) if model is None else _from_parts(model, config, progress)
     try:
         shardings = param_shardings(source.state, mesh)
     except ValueError as error:
@@ -247,9 +247,9 @@ def _defaults(
     return defaults
 
 
-def _from_parts(parts: ModelParts, config: ServeConfig) -> _Source:
+def _from_parts(parts: ModelParts, config: ServeConfig, progress: Progress) -> _Source:
     _refuse_own_settings(config, "the model is a module from Python", fix="LLM(module, params, tokenizer)")
-    return _own_source(own_from_parts(parts, dtype=_asked_dtype(config)))
+    return _own_source(own_from_parts(parts, dtype=_asked_dtype(config), progress=progress))
 
 
 def _own_source(own: OwnModel) -> _Source:

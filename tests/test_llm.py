@@ -1,15 +1,19 @@
 """A model inside a Python program, on a tiny model and bytes as tokens."""
 
 from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers
 from flax import nnx
 
 import jserve.load
 from jserve import LLM, SamplingParams
-from jserve.errors import ConfigError, InvalidRequest, TemplateError, Unsupported
+from jserve.checkpoints.own import own_from_parts
+from jserve.errors import CheckpointError, ConfigError, InvalidRequest, TemplateError, Unsupported
 from jserve.models.naive import naive_generate
 from jserve.progress import SILENT
 from jserve.request import FinishReason
@@ -158,3 +162,39 @@ def test_parameters_that_do_not_fit_are_named(parts, monkeypatch):
     monkeypatch.setattr(jserve.load, "build_engine", None)  # nothing is compiled before it is said
     with pytest.raises(ConfigError, match=r"norm: given \(3,\), wanted \(\d+,\); extra: not of this module"):
         LLM((module, cut, tokenizer))
+
+
+class SavesItself:
+    """As transformers' tokenizers are: files of its own making."""
+
+    def save_pretrained(self, folder):
+        (Path(folder) / "tokenizer.json").write_text(ByteTokenizer().to_json())
+        (Path(folder) / "tokenizer_config.json").write_text('{"eos_token": "<eos>", "chat_template": "{{ messages }}"}')
+
+
+class SavesNonsense(SavesItself):
+    def save_pretrained(self, folder):
+        (Path(folder) / "tokenizer.json").write_text("{}")
+
+
+def test_tokenizers_of_others_are_taken_as_they_are(parts):
+    module, params, _ = parts
+    own = own_from_parts((module, params, SavesItself()), dtype=None)
+    assert (own.tokenizer.eos_ids, own.chat_template) == ((257,), "{{ messages }}")
+    notes = []
+    hears = SimpleNamespace(note=notes.append)
+    backend = tokenizers.Tokenizer.from_str(ByteTokenizer().to_json())
+    backend.enable_padding()
+    own = own_from_parts((module, params, backend), dtype=None, progress=hears)
+    assert own.tokenizer.encode("ab", add_special=True) == ByteTokenizer().encode("ab", add_special=True)
+    assert own.tokenizer.backend is not backend
+    assert (own.tokenizer.eos_ids, own.chat_template) == ((), None)
+    assert notes == ["the tokenizer names no end of a text: only max_tokens and stop strings or ids end one"]
+
+
+def test_what_is_no_tokenizer_is_told_by_its_type(parts):
+    module, params, _ = parts
+    with pytest.raises(ConfigError, match=r"the tokenizer is a builtins\.int; it may be a path"):
+        LLM(module, params, 5)
+    with pytest.raises(CheckpointError, match=r"the tokenizer SavesNonsense: .*\n  tokenizer\.json: not a tokenizer"):
+        LLM(module, params, SavesNonsense())

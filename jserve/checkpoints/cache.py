@@ -148,5 +148,7 @@ def _sync(path: Path) -> None:
 def _unwritable(path: Path, error: OSError) -> CheckpointError:
     return CheckpointError(
         f"cannot write {path}: {error.strerror or error}",
-        fix="free space there, or point XDG_CACHE_HOME to a folder that can be written",
+        fix="free space there, or point XDG_CACHE_HOME to a folder that can be written"
+        if path.is_relative_to(cache_dir())
+        else "free space there, or name a folder elsewhere",
     )

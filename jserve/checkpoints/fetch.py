@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from jserve.checkpoints.digests import remembered_sha256
 from jserve.checkpoints.manifest import ARRAYS_FOLDER, MANIFEST_NAME
+from jserve.checkpoints.nearby import instead
 from jserve.checkpoints.uri import FORMS, ClassSource, HubSource, LocalSource, PypiSource, Source, StoreSource
 from jserve.config import cache_dir
 from jserve.errors import SourceError, UnsupportedModel
@@ -79,8 +79,8 @@ def local(path: Path) -> LocalFile | LocalFolder:
         if not path.is_file():
             if path.exists():
                 raise SourceError(f"{path} is neither a file nor a folder", fix=f"MODEL may be {FORMS}")
-            raise SourceError(f"{path} does not exist{_nearest(path)}", fix=f"MODEL may be {FORMS}")
-        if path.suffix == ".safetensors":
+            raise SourceError(f"{path} does not exist{instead(path)}", fix=f"MODEL may be {FORMS}")
+        if path.suffix in (".safetensors", ".msgpack"):
             raise UnsupportedModel(
                 f"{path} is a part of a model", fix=f"give the folder that it lies in: {path.parent}"
             )
@@ -117,10 +117,3 @@ def is_hf(names: Sequence[str]) -> bool:
     if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
         return True
     return "config.json" in names and any(name.startswith("pytorch_model") for name in names)
-
-
-def _nearest(path: Path) -> str:
-    parent = path.parent
-    names = [entry.name for entry in parent.iterdir()] if parent.is_dir() else []
-    near = difflib.get_close_matches(path.name, names, n=1)
-    return f"; did you mean {parent / near[0]}?" if near else ""

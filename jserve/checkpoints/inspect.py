@@ -2,148 +2,260 @@
 
 from __future__ import annotations
 
-import re
 import shlex
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, TypeGuard
 
+import jax.numpy as jnp
 import numpy as np
 
 from jserve.checkpoints.checkpoint import Checkpoint
 from jserve.checkpoints.digests import file_record, file_records
 from jserve.checkpoints.fetch import LocalFile, LocalFolder, fetch
-from jserve.checkpoints.key_map import Path, raise_all
+from jserve.checkpoints.key_map import raise_all
+from jserve.checkpoints.lazy import LazyArray
 from jserve.checkpoints.manifest import MANIFEST_NAME, Manifest, read_manifest
-from jserve.checkpoints.open import as_it_is
+from jserve.checkpoints.missing import missing_parts, missing_text
+from jserve.checkpoints.orbax.beside import CONFIG_NAME, find_beside, places, read_beside_sampling, read_text
+from jserve.checkpoints.orbax.peel import peel
+from jserve.checkpoints.orbax.resembles import resembles
+from jserve.checkpoints.orbax.saved import Saved
+from jserve.checkpoints.orbax.unstack import stacked_axes
 from jserve.checkpoints.place import compare
+from jserve.checkpoints.report import (
+    EncoderReport,
+    InspectReport,
+    Missing,
+    Problem,
+    StepsReport,
+    UnfinishedStep,
+)
+from jserve.checkpoints.stored import Stored, stored
 from jserve.checkpoints.tree import flatten
 from jserve.checkpoints.uri import parse_source
 from jserve.errors import CheckpointError
 from jserve.progress import SILENT, Progress
+from jserve.text.from_hf import HfText
 
-__all__ = ["ArrayReport", "InspectReport", "inspect"]
+__all__ = ["check_values", "inspect", "saved_facts", "text_facts"]
 
-
-@dataclass(frozen=True, kw_only=True)
-class ArrayReport:
-    """One parameter."""
-
-    name: str
-    shape: list[int]
-    dtype: str
-    nbytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class InspectReport:
-    """Plain values all through, so that ``dataclasses.asdict`` of it is JSON. ``str`` of it is for reading."""
-
-    name: str
-    model: str
-    """As it was asked for."""
-    path: str
-    layout: str
-    family: str
-    config: dict[str, Any]
-    parameters: int
-    nbytes: int
-    """Of all arrays, as they are stored (GGUF: as they will be)."""
-    arrays: list[ArrayReport]
-    vocab_size: int | None
-    """Tokens of the tokenizer; None where there is none."""
-    eos_ids: list[int]
-    bos_id: int | None
-    add_bos: bool
-    chat_template: bool
-    generation: dict[str, int | float]
-    source: str
-    digests: str
-    """What is known of the files' contents."""
-    serve: str
-    """The command that serves it."""
-
-    def __str__(self) -> str:
-        tokenizer = "missing" if self.vocab_size is None else f"{self.vocab_size} tokens, EOS {self.eos_ids}"
-        bos = "no BOS" if self.bos_id is None else f"BOS {self.bos_id} ({'' if self.add_bos else 'not '}added)"
-        rows = {
-            "layout": self.layout,
-            "path": self.path,
-            "source": self.source,
-            "family": self.family,
-            "config": ", ".join(f"{key} {value}" for key, value in self.config.items()),
-            "parameters": f"{self.parameters:,} in {len(self.arrays)} arrays, {self.nbytes / 1e6:,.1f} MB",
-            "tokenizer": tokenizer if self.vocab_size is None else f"{tokenizer}, {bos}",
-            "chat template": "there" if self.chat_template else "missing",
-            "defaults": ", ".join(f"{key} {value}" for key, value in self.generation.items()) or "none",
-            "digests": self.digests,
-        }
-        lines = [self.name, *(f"  {key:<14} {value}" for key, value in rows.items()), "  arrays"]
-        return "\n".join([*lines, *_tree(self.arrays), "", self.serve])
+_PIECE_BYTES = 64 << 20
+"""Read at once."""
+_OWN_MODULE = "serve it with a module of your own (docs/bring_your_own.md), as below"
 
 
 def inspect(model: str, *, check: bool = False, progress: Progress | None = None) -> InspectReport:
     """Describe the MODEL ``model`` without converting it; a URI is fetched first.
 
-    ``check`` reads every byte: of a folder that jserve wrote, digests against the manifest; of others, values for
-    being finite; of a file, its digest too. Raises CheckpointError that names what is damaged, SourceError and
-    UnsupportedModel.
+    What is no model that jserve knows is described as well, with ``problem`` and what to do about it. ``check`` reads
+    every byte: of a folder that jserve wrote, digests against the manifest; of others, every array, parameters for
+    being finite; of a file, its digest too. Raises CheckpointError, SourceError and UnsupportedModel where there is
+    nothing to describe, and CheckpointError that names what ``check`` found damaged.
     """
     progress = progress or SILENT
     found = fetch(parse_source(model), progress=progress)
-    has_digests = isinstance(found, LocalFolder) and found.kind == "written" and found.mirror is None
-    if check and has_digests:
+    if check and _has_digests(found):
         _check_digests(found.path, read_manifest(found.path), progress)
-    with as_it_is(found, model, progress=progress) as checkpoint:
-        compare(checkpoint.leaves, _wanted(checkpoint), where=str(checkpoint.path))
-        digests = checkpoint.digests
-        if isinstance(found, LocalFile):
-            if check:
-                _check_file(found)
-                _check_values(checkpoint, progress)
-            digests = f"sha256 {found.sha256}" + (", all values finite" if check else "")
-        elif check and has_digests:
-            digests = "all files match"
-        elif check:
-            _check_values(checkpoint, progress)
-            digests = "all values finite"
-        return _report(checkpoint, model, digests)
+    with stored(found, model, progress=progress) as files:
+        checkpoint, problem = _understood(files)
+        digests = _digests(found, files, checkpoint, progress) if check else _unchecked(files, checkpoint)
+        return InspectReport(
+            name=files.path.name if checkpoint is None else checkpoint.name,
+            model=model,
+            path=str(files.path) if files.uri is None else files.uri,
+            layout=files.layout,
+            files=files.files,
+            arrays=files.arrays,
+            digests=digests,
+            problem=problem,
+            serve=_serve(files, model, problem),
+            **_sizes(files, checkpoint),
+            **({} if files.saved is None else saved_facts(files.saved, _layers(checkpoint))),
+            **(_text_beside(files) if checkpoint is None else _model_facts(checkpoint)),
+        )
 
 
-def _wanted(checkpoint: Checkpoint) -> dict[Path, tuple[int, ...]]:
-    return {path: tuple(leaf.shape) for path, leaf in flatten(checkpoint.abstract("float32")[1]).items()}
+def saved_facts(saved: Saved, num_layers: int | None = None) -> dict[str, Any]:
+    """Of what Orbax or Flax saved: steps, items, how layers lie and whose names those are."""
+    layout, params = saved.layout, peel(saved.tree).params
+    where = places(layout.folder, layout.arrays)
+    config = find_beside(where, CONFIG_NAME) or find_beside(where, MANIFEST_NAME)
+    steps = None
+    if layout.step is not None:
+        steps = StepsReport(
+            taken=layout.step,
+            finished=list(layout.finished),
+            unfinished=[UnfinishedStep(name=step.name, why=step.why) for step in layout.unfinished],
+            damaged=list(layout.damaged),
+        )
+    return {
+        "steps": steps,
+        "item": layout.item,
+        "items": list(layout.items),
+        "config_path": None if config is None else str(config),
+        "stacked_axes": stacked_axes(params, num_layers),
+        "names": resembles(params),
+    }
 
 
-def _report(checkpoint: Checkpoint, model: str, digests: str) -> InspectReport:
-    arrays, tokenizer = checkpoint.leaves, checkpoint.tokenizer
-    return InspectReport(
-        name=checkpoint.name,
-        model=model,
-        path=str(checkpoint.path),
-        layout=checkpoint.layout,
-        family=checkpoint.family,
-        config=checkpoint.config.to_dict(),
-        parameters=sum(a.size for a in arrays.values()),
-        nbytes=sum(a.nbytes for a in arrays.values()),
-        arrays=[
-            ArrayReport(name=".".join(name), shape=list(a.shape), dtype=a.dtype.name, nbytes=a.nbytes)
-            for name, a in sorted(arrays.items(), key=lambda item: _order(item[0]))
-        ],
-        vocab_size=None if tokenizer is None else tokenizer.vocab_size,
-        eos_ids=list(checkpoint.eos_ids),
-        bos_id=None if tokenizer is None else tokenizer.bos_id,
-        add_bos=tokenizer is not None and tokenizer.add_bos,
-        chat_template=checkpoint.chat_template is not None,
-        generation=dict(checkpoint.generation),
-        source=checkpoint.source,
-        digests=digests,
-        serve=shlex.join(["jserve", "serve", model]),
-    )
+def check_values(arrays: Mapping[str, LazyArray], progress: Progress, *, where: str) -> None:
+    """Read ``arrays`` piece by piece. CheckpointError that names every one that cannot be read, or that holds values
+    that are not finite."""
+    progress.start("check values", sum(array.nbytes for array in arrays.values()), "B")
+    wrong = []
+    for name, array in arrays.items():
+        try:
+            if not all(_finite(piece) for piece in _pieces(array)):
+                wrong.append(f"{name} holds values that are not finite numbers")
+        except CheckpointError as error:
+            wrong.append(f"{name}: {error.message}")
+        progress.advance(array.nbytes)
+    progress.done()
+    raise_all(f"{where} is damaged:", wrong)
 
 
-def _order(path: tuple[str, ...]) -> list[tuple[int, str]]:
-    """Layer 10 comes after layer 9."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in path]
+def _pieces(array: LazyArray) -> Iterator[np.ndarray]:
+    if not array.shape or array.nbytes <= _PIECE_BYTES:
+        yield array.read()
+        return
+    rows = max(1, _PIECE_BYTES // (array.nbytes // array.shape[0]))
+    source = array.source
+    with source.held() if source is not None and source.piece_nbytes > _PIECE_BYTES else nullcontext():
+        for first in range(0, array.shape[0], rows):
+            yield array.read((slice(first, first + rows), *(slice(None) for _ in array.shape[1:])))
+
+
+def _finite(values: np.ndarray) -> bool:
+    # jnp's test of a type: numpy does not count bfloat16 among its floats.
+    return not jnp.issubdtype(values.dtype, jnp.floating) or bool(np.isfinite(values).all())
+
+
+def _understood(files: Stored) -> tuple[Checkpoint | None, Problem | None]:
+    """The model, or why it is none that is known."""
+    try:
+        checkpoint = files.understand()
+        wanted = {path: tuple(leaf.shape) for path, leaf in flatten(checkpoint.abstract("float32")[1]).items()}
+        compare(checkpoint.leaves, wanted, where=str(checkpoint.path))
+    except CheckpointError as error:
+        if files.is_ours:
+            raise
+        own = _OWN_MODULE if files.saved is not None else None
+        return None, Problem(code=error.code, message=error.message, fix=error.fix or own)
+    return checkpoint, None
+
+
+def _sizes(files: Stored, checkpoint: Checkpoint | None) -> dict[str, Any]:
+    others = sum(array.nbytes for array in files.arrays if not array.parameter)
+    sizes = [int(np.prod(array.shape, dtype=np.int64)) for array in files.arrays if array.parameter]
+    return {
+        "parameters": sum(sizes) if checkpoint is None else sum(leaf.size for leaf in checkpoint.leaves.values()),
+        "nbytes": sum(array.nbytes for array in files.arrays) - others,
+        "other_nbytes": others,
+    }
+
+
+def _layers(checkpoint: Checkpoint | None) -> int | None:
+    return None if checkpoint is None else getattr(checkpoint.config, "num_layers", None)
+
+
+def _model_facts(checkpoint: Checkpoint) -> dict[str, Any]:
+    tokenizer, encoder = checkpoint.tokenizer, None
+    if (settings := checkpoint.encoder) is not None:
+        encoder = EncoderReport(
+            pooling=settings.pooling.how,
+            normalized=settings.pooling.normalize,
+            dimensions=checkpoint.config.hidden_size,
+            max_tokens=settings.max_tokens,
+            lowercase=settings.lowercase,
+        )
+    return {
+        "source": checkpoint.source,
+        "family": checkpoint.family,
+        "config": checkpoint.config.to_dict(),
+        "max_position": checkpoint.config.max_position,
+        "encoder": encoder,
+        "vocab_size": None if tokenizer is None else tokenizer.vocab_size,
+        "eos_ids": list(checkpoint.eos_ids),
+        "bos_id": None if tokenizer is None else tokenizer.bos_id,
+        "add_bos": tokenizer is not None and tokenizer.add_bos,
+        "chat_template": checkpoint.chat_template is not None,
+        "generation": dict(checkpoint.generation),
+        "missing": missing_parts(checkpoint),
+    }
+
+
+def _text_beside(files: Stored) -> dict[str, Any]:
+    """What a module of the user's own would find beside arrays of a model that is not known."""
+    if files.saved is None:
+        return {}
+    where = places(files.path, files.saved.layout.arrays)
+    try:
+        found = read_text(where)
+    except CheckpointError as error:
+        broken = Missing(
+            what="tokenizer", effect=error.message, fix=error.fix or "mend it, or name another: --tokenizer"
+        )
+        return {"missing": [broken]}
+    return text_facts(found, read_beside_sampling(where), folder=files.path)
+
+
+def text_facts(
+    found: tuple[HfText, FilePath] | None, generation: Mapping[str, int | float], *, folder: FilePath | str
+) -> dict[str, Any]:
+    """Of a tokenizer and where it was found, beside arrays in ``folder``."""
+    text, place = (None, None) if found is None else found
+    tokenizer = None if text is None else text.tokenizer
+    return {
+        "tokenizer": None if place is None else str(place),
+        "vocab_size": None if tokenizer is None else tokenizer.vocab_size,
+        "eos_ids": [] if tokenizer is None else list(tokenizer.eos_ids),
+        "bos_id": None if tokenizer is None else tokenizer.bos_id,
+        "add_bos": tokenizer is not None and tokenizer.add_bos,
+        "chat_template": text is not None and text.chat_template is not None,
+        "generation": dict(generation),
+        "missing": missing_text(
+            tokenizer,
+            has_template=text is not None and text.chat_template is not None,
+            eos_ids=() if tokenizer is None else tokenizer.eos_ids,
+            where=f"put into {folder if place is None else place}",
+        ),
+    }
+
+
+def _serve(files: Stored, model: str, problem: Problem | None) -> str | None:
+    """The command that serves it: arrays that Orbax or Flax saved may be those of a module of the user's own."""
+    if problem is None:
+        return shlex.join(["jserve", "serve", model])
+    if files.saved is not None:
+        return f"jserve serve package.module:Class --checkpoint {shlex.quote(model)}"
+    return None
+
+
+def _unchecked(files: Stored, checkpoint: Checkpoint | None) -> str:
+    return "not checked (--check reads every byte)" if checkpoint is None else checkpoint.digests
+
+
+def _digests(
+    found: LocalFile | LocalFolder, files: Stored, checkpoint: Checkpoint | None, progress: Progress
+) -> str | None:
+    """Read everything, and what is known after that."""
+    if _has_digests(found):
+        return "all files match"
+    arrays = dict(files.lazy)
+    if isinstance(found, LocalFile):
+        if file_record(found.path).sha256 != found.sha256:
+            raise CheckpointError(f"{found.path} is not what was fetched", fix=f"delete {found.path.parent}")
+        arrays = {} if checkpoint is None else {".".join(path): leaf for path, leaf in checkpoint.leaves.items()}
+    check_values(arrays, progress, where=files.uri or str(files.path))
+    words = [f"sha256 {found.sha256}"] if isinstance(found, LocalFile) else []
+    return ", ".join([*words, *(["all values finite"] if arrays else [])])
+
+
+def _has_digests(found: LocalFile | LocalFolder) -> TypeGuard[LocalFolder]:
+    """Whether a manifest tells the digests of all files, and they are on this machine."""
+    return isinstance(found, LocalFolder) and found.kind == "written" and found.mirror is None
 
 
 def _check_digests(path: FilePath, manifest: Manifest, progress: Progress) -> None:
@@ -155,37 +267,3 @@ def _check_digests(path: FilePath, manifest: Manifest, progress: Progress) -> No
             f"the contents of {', '.join(damaged)} are not those that {path / MANIFEST_NAME} names",
             fix=f"delete {path} and convert it again from {manifest.source}",
         )
-
-
-def _check_file(found: LocalFile) -> None:
-    if file_record(found.path).sha256 != found.sha256:
-        raise CheckpointError(f"{found.path} is not what was fetched", fix=f"delete {found.path.parent}")
-
-
-def _check_values(checkpoint: Checkpoint, progress: Progress) -> None:
-    """Read everything; CheckpointError that names every parameter with values that are not finite."""
-    progress.start("check values", sum(leaf.nbytes for leaf in checkpoint.leaves.values()), "B")
-    wrong = []
-    for path, leaf in checkpoint.leaves.items():
-        if not np.isfinite(leaf.read()).all():
-            wrong.append(".".join(path))
-        progress.advance(leaf.nbytes)
-    progress.done()
-    raise_all(f"{checkpoint.path} holds values that are not finite numbers, in:", wrong)
-
-
-def _tree(arrays: list[ArrayReport]) -> list[str]:
-    """One line an array; layers that are alike share one."""
-    groups: dict[tuple[str, str, str], list[int]] = {}
-    for array in arrays:
-        layer = re.search(r"\.(\d+)\.", array.name)
-        name = array.name if layer is None else array.name.replace(layer[0], ".{}.", 1)
-        key = (name, array.dtype, str(array.shape))
-        groups.setdefault(key, []).extend([] if layer is None else [int(layer[1])])
-    lines = []
-    width = max(len(name) for name, _, _ in groups) + 8
-    for (name, dtype, shape), layers in groups.items():
-        span = "" if not layers else str(layers[0]) if len(layers) == 1 else f"{layers[0]}-{layers[-1]}"
-        shown = name.replace("{}", span)
-        lines.append(f"    {shown:<{width}} {dtype} {shape}")
-    return lines

@@ -13,20 +13,20 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from jserve.checkpoints.orbax.beside import read_beside_sampling
-from jserve.checkpoints.own_folder import open_arrays, read_own_text
+from jserve.checkpoints.own_folder import open_arrays, read_object_text, read_own_text
 from jserve.checkpoints.own_module import build_own_module
 from jserve.checkpoints.tree import flatten, nest, unflatten_like
 from jserve.errors import ConfigError
 from jserve.models.linen import linen_params
 from jserve.models.own import for_serving, random_leaves, type_name
-from jserve.progress import Progress
+from jserve.progress import SILENT, Progress
 from jserve.text.tokenizer import Tokenizer
 
 __all__ = ["ModelParts", "OwnModel", "open_own", "own_from_parts"]
 
-ModelParts = tuple[Any, Any, Tokenizer | Path | str | None]
+ModelParts = tuple[Any, Any, Any]
 """(module, params, tokenizer): a module of the contract (NNX or Linen), its parameters (None: those it carries), and a
-tokenizer or the path of its folder or file (None: token ids only)."""
+Tokenizer, the path of one's folder or file, or an object of ``tokenizers`` or transformers (None: token ids only)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,12 +82,17 @@ def open_own(
     )
 
 
-def own_from_parts(parts: ModelParts, *, dtype: DTypeLike | None) -> OwnModel:
-    """A module as it is, in its own dtypes or in ``dtype``. Raises ConfigError where the parameters do not fit it."""
+def own_from_parts(parts: ModelParts, *, dtype: DTypeLike | None, progress: Progress = SILENT) -> OwnModel:
+    """A module as it is, in its own dtypes or in ``dtype``. Raises ConfigError where the parameters do not fit it, or
+    the tokenizer is none."""
     module, params, tokenizer = parts
     text = None
     if isinstance(tokenizer, str | Path):
         text, tokenizer = read_own_text(tokenizer)[0], None
+    elif tokenizer is not None and not isinstance(tokenizer, Tokenizer):
+        text, tokenizer = read_object_text(tokenizer), None
+    if text is not None and not text.tokenizer.eos_ids:
+        progress.note("the tokenizer names no end of a text: only max_tokens and stop strings or ids end one")
     served = for_serving(module)
     graphdef, state = nnx.split(served)
     if params is None:

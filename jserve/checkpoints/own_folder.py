@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import tokenizers
+
+from jserve.checkpoints.key_map import Leaves
 from jserve.checkpoints.key_map import Path as LeafPath
+from jserve.checkpoints.nearby import instead
 from jserve.checkpoints.orbax.beside import places, read_text
 from jserve.checkpoints.orbax.peel import fit_tree
 from jserve.checkpoints.orbax.saved import Saved, open_saved
 from jserve.checkpoints.place import place
 from jserve.checkpoints.tree import flatten
 from jserve.checkpoints.uri import StoreSource, parse_store
-from jserve.errors import SourceError
+from jserve.errors import CheckpointError, ConfigError, SourceError
 from jserve.progress import SILENT, Progress
-from jserve.text.from_hf import HfText
+from jserve.text.from_hf import HfText, read_hf_tokenizer
 
 if TYPE_CHECKING:
     from jserve.checkpoints.store.mirror import Mirror
 
-__all__ = ["OwnArrays", "open_arrays", "read_own_text"]
+__all__ = ["OwnArrays", "open_arrays", "read_object_text", "read_own_text"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,20 +46,29 @@ class OwnArrays:
         """As users write it: the folder, or the URI."""
         return str(self.folder if self.mirror is None else self.mirror.source)
 
-    def restore(self, wanted: Any, *, ignored: Collection[LeafPath] = ()) -> dict[Any, Any]:
-        """The arrays as ``wanted`` (a pure dict of ShapeDtypeStructs with shardings) asks for them.
+    def fit(self, wanted: Any, *, ignored: Collection[LeafPath] = ()) -> Leaves:
+        """The array of each leaf of ``wanted`` (a pure dict of ShapeDtypeStructs), not read yet.
 
-        Each goes straight to its devices, in the dtype asked for. ``ignored`` are leaves that may be there besides.
-        Raises CheckpointError that lists every leaf that is missing, left over or of another shape.
+        ``ignored`` are leaves that may be there besides. Raises CheckpointError that lists every leaf that is missing,
+        left over or of another shape.
         """
-        with nullcontext() if self.mirror is None else self.mirror.in_words():
-            return self._restore(wanted, ignored)
-
-    def _restore(self, wanted: Any, ignored: Collection[LeafPath]) -> dict[Any, Any]:
-        arrays, saved = self.saved.layout.arrays, self.saved
+        saved = self.saved
         shapes = {path: tuple(leaf.shape) for path, leaf in flatten(wanted).items()}
-        fitted = fit_tree(saved.tree, shapes, where=str(arrays), ignored=ignored, custom=saved.custom)
-        return place(fitted.leaves, wanted, where=str(arrays))
+        where = str(saved.layout.arrays)
+        with self.in_words():
+            return fit_tree(saved.tree, shapes, where=where, ignored=ignored, custom=saved.custom).leaves
+
+    def restore(self, wanted: Any, *, ignored: Collection[LeafPath] = ()) -> dict[Any, Any]:
+        """The arrays as ``wanted``, whose leaves have shardings, asks for them. Raises as ``fit`` does.
+
+        Each goes straight to its devices, in the dtype asked for.
+        """
+        with self.in_words():
+            return place(self.fit(wanted, ignored=ignored), wanted, where=str(self.saved.layout.arrays))
+
+    def in_words(self) -> AbstractContextManager[None]:
+        """Errors that are raised inside name the files as users do."""
+        return nullcontext() if self.mirror is None else self.mirror.in_words()
 
 
 def open_arrays(checkpoint: str, *, progress: Progress = SILENT) -> OwnArrays:
@@ -66,7 +80,9 @@ def open_arrays(checkpoint: str, *, progress: Progress = SILENT) -> OwnArrays:
         return _open_in_store(source, progress)
     folder = Path(checkpoint).expanduser().absolute()
     if not folder.exists():
-        raise SourceError(f"checkpoint {folder} does not exist", fix="give the folder that Orbax or Flax saved to")
+        raise SourceError(
+            f"checkpoint {folder} does not exist{instead(folder)}", fix="give the folder that Orbax or Flax saved to"
+        )
     saved = open_saved(folder, progress=progress)
     return OwnArrays(folder=folder, saved=saved, where=places(folder, saved.layout.arrays))
 
@@ -99,3 +115,27 @@ def read_own_text(tokenizer: Path | str | None, where: Sequence[Path] = ()) -> t
             fix="give the folder that the tokenizer was saved to",
         )
     return found
+
+
+def read_object_text(tokenizer: Any) -> HfText:
+    """What a tokenizer object says: one of ``tokenizers``, or one of transformers with its settings and chat template.
+
+    It is read as the files that it saves would be. Raises ConfigError for any other object, else as
+    ``read_hf_tokenizer`` does.
+    """
+    with TemporaryDirectory() as folder:
+        try:
+            if isinstance(tokenizer, tokenizers.Tokenizer):
+                tokenizer.save(str(Path(folder) / "tokenizer.json"))
+            elif callable(getattr(tokenizer, "save_pretrained", None)):
+                tokenizer.save_pretrained(folder)
+            else:
+                raise ConfigError(
+                    f"the tokenizer is a {type(tokenizer).__module__}.{type(tokenizer).__name__}; it may be a path, a "
+                    "jserve.text.tokenizer.Tokenizer, a tokenizers.Tokenizer, or one of transformers",
+                    fix="save it as tokenizer.json and give that path, or give None and prompts as token ids",
+                )
+            return read_hf_tokenizer(Path(folder))
+        except CheckpointError as error:  # the folder is gone when somebody reads its name
+            words = error.message.replace(f"{folder}/", "").replace(folder, "what it saves")
+            raise type(error)(f"the tokenizer {type(tokenizer).__name__}: {words}", fix=error.fix) from None

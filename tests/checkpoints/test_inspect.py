@@ -1,15 +1,19 @@
 """What is said of a checkpoint, for people and as JSON, and which damage --check finds."""
 
 import json
+import shutil
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
 from jserve.checkpoints import manifest
 from jserve.checkpoints.convert import convert
 from jserve.checkpoints.inspect import inspect
-from jserve.errors import CheckpointError
+from jserve.cli.main import main
+from jserve.errors import CheckpointError, SourceError
 from jserve.testing.gguf import write_tiny_gguf
+from jserve.testing.hf import write_tiny_hf
 
 
 @pytest.fixture
@@ -30,13 +34,14 @@ def test_a_gguf_file_for_reading(source):
     lines = text.splitlines()
     assert lines[0] == "my model"
     assert lines[-1] == f"jserve serve '{source}'"
-    assert "  layout         GGUF file (F32, Q8_0)" in lines
+    assert "  layout         GGUF file (version 3, F32, Q8_0)" in lines
+    assert f"  files          my model.gguf, {source.stat().st_size / 1e6:.1f} MB" in lines
     assert "  family         llama" in lines
     assert "  tokenizer      272 tokens, EOS [2], BOS 1 (not added)" in lines
     assert "  chat template  there" in lines
     assert "  defaults       temperature 0.5" in lines
-    assert any(line.split() == ["layers.0-1.q", "float32", "[4,", "16,", "32]"] for line in lines)
-    assert any(line.split() == ["embed.weight", "float32", "[272,", "32]"] for line in lines)
+    assert any(line.split() == ["blk.0-1.attn_q.weight", "Q8_0", "[64,", "32]"] for line in lines)
+    assert any(line.split() == ["token_embd.weight", "Q8_0", "[272,", "32]"] for line in lines)
 
 
 def test_a_folder_as_json(folder, source):
@@ -45,7 +50,8 @@ def test_a_folder_as_json(folder, source):
     assert report["serve"] == f"jserve serve {folder}"
     assert report["source"] == str(source)
     assert report["config"]["num_layers"] == 2
-    assert report["arrays"][0] == {"name": "embed.weight", "shape": [272, 32], "dtype": "float32", "nbytes": 34816}
+    embed = {"name": "embed.weight", "shape": [272, 32], "dtype": "float32", "nbytes": 34816, "parameter": True}
+    assert report["arrays"][0] == embed
     assert len(report["arrays"]) == 21
     assert report["parameters"] * 4 == report["nbytes"] == sum(array["nbytes"] for array in report["arrays"])
     assert report["digests"].startswith("not checked")
@@ -54,7 +60,7 @@ def test_a_folder_as_json(folder, source):
 def test_a_file_and_its_conversion_are_described_alike(folder, source):
     one, other = asdict(inspect(str(source))), asdict(inspect(str(folder)))
     differ = {key for key in one if one[key] != other[key]}
-    assert differ == {"model", "path", "layout", "digests", "serve"}
+    assert differ == {"model", "path", "layout", "digests", "serve", "files", "arrays", "nbytes"}
 
 
 def test_check_says_that_all_is_well(folder, source):
@@ -88,3 +94,60 @@ def test_arrays_that_do_not_fit_the_config_are_named(folder):
     (folder / "jserve.json").write_text(json.dumps(data))
     with pytest.raises(CheckpointError, match=r"layers\.2\.q is missing: wanted \[4, 16, 32\]"):
         inspect(str(folder))
+
+
+def test_a_hugging_face_folder_in_shards(tmp_path):
+    write_tiny_hf(tmp_path / "m", dtype="bfloat16", shards=2)
+    (tmp_path / "m" / "tokenizer.json").unlink()
+    report = inspect(str(tmp_path / "m"), check=True)
+    assert report.layout == "Hugging Face folder (safetensors, bfloat16)"
+    assert [file.name for file in report.files] == [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    assert report.nbytes == 2 * report.parameters
+    assert [(part.what, part.effect) for part in report.missing] == [
+        ("tokenizer", "only token ids are served, no text")
+    ]
+    assert not report.failed
+    lines = str(report).splitlines()
+    assert any(
+        line.split() == ["model.layers.0-1.self_attn.q_proj.weight", "bfloat16", "[64,", "32]"] for line in lines
+    )
+    assert (
+        f"  fix: put into {tmp_path / 'm'} its tokenizer.json (or tokenizer.model) and tokenizer_config.json" in lines
+    )
+    assert lines[-1] == f"jserve serve {tmp_path / 'm'}"
+
+
+def test_what_is_not_built_is_described_and_fails(tmp_path, capsys):
+    write_tiny_hf(tmp_path / "m", settings={"model_type": "mamba"})
+    report = inspect(str(tmp_path / "m"))
+    assert (report.family, report.serve, report.failed, report.problem.code) == (None, None, True, "JS-CKP-03")
+    assert "has the model_type 'mamba'; read from Hugging Face folders: " in report.problem.message
+    assert (len(report.arrays), report.parameters * 4) == (21, report.nbytes)
+    write_tiny_gguf(tmp_path / "part.gguf", metadata={"split.count": 3, "split.no": 1})
+    assert main(["inspect", "--json", "--check", str(tmp_path / "part.gguf")]) == 4
+    report = json.loads(capsys.readouterr().out)
+    assert report["layout"] == "GGUF file (version 3, F32, part 2 of 3)"
+    assert report["problem"]["fix"] == "join the parts into one file with llama-gguf-split --merge"
+    assert report["serve"] is None
+    assert report["digests"].startswith("sha256 ")
+
+
+def test_an_encoder(tmp_path):
+    shutil.copytree(Path(__file__).parents[1] / "oracle" / "data" / "tiny_bert", tmp_path / "tiny")
+    report = inspect(str(tmp_path / "tiny"))
+    assert asdict(report.encoder) == {
+        "pooling": "mean",
+        "normalized": True,
+        "dimensions": 32,
+        "max_tokens": report.encoder.max_tokens,
+        "lowercase": False,
+    }
+    lines = str(report).splitlines()
+    vectors = f"32 dimensions, mean pooling, normalized; texts of up to {report.encoder.max_tokens} tokens"
+    assert f"  vectors        {vectors}" in lines
+    assert not [line for line in lines if "chat template" in line]
+
+
+def test_a_path_that_is_not_there_has_a_near_one(source, tmp_path):
+    with pytest.raises(SourceError, match=r"my modle\.gguf does not exist; did you mean .*my model\.gguf\?"):
+        inspect(str(tmp_path / "my modle.gguf"))

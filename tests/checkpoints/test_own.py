@@ -16,6 +16,7 @@ from jserve import LLM, SamplingParams
 from jserve.checkpoints.own import open_own
 from jserve.checkpoints.own_folder import open_arrays, read_own_text
 from jserve.checkpoints.own_module import build_own_module
+from jserve.checkpoints.own_report import inspect_own
 from jserve.checkpoints.tree import flatten
 from jserve.errors import CheckpointError, ConfigError, SourceError, UnsupportedModel
 from jserve.models.naive import naive_generate
@@ -267,6 +268,53 @@ def test_the_template_and_the_sampling_beside_a_checkpoint_count(folder):
         progress=SILENT,
     )
     assert (own.chat_template, own.generation) == ("{{ messages[0].content }}", {"temperature": 0.0})
+
+
+# --- inspected --------------------------------------------------------------------------------------------------------
+
+
+def inspected(name, folder, *, check=False):
+    return inspect_own(f"own_models:{name}", checkpoint=folder and str(folder), tokenizer=None, check=check)
+
+
+def test_a_module_with_its_run_is_described_with_all_that_lies_there(tmp_path, module):
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        state = {"params": nnx.state(module, nnx.Param), "opt_state": {"mu": jnp.ones((5, 5))}, "step": 3}
+        manager.save(10, args=ocp.args.StandardSave(state))
+        manager.wait_until_finished()
+    (tmp_path / "run" / "12.orbax-checkpoint-tmp-7").mkdir()
+    (tmp_path / "run" / "config.json").write_text(json.dumps(CONFIG))
+    report = inspected("MyModel", tmp_path / "run", check=True)
+    assert report.steps.taken == "10"
+    assert [step.name for step in report.steps.unfinished] == ["12.orbax-checkpoint-tmp-7"]
+    assert report.other_nbytes == 100 + np.asarray(3).nbytes
+    assert report.nbytes == 4 * report.parameters == sum(leaf.nbytes for leaf in flatten(pure(module)).values())
+    assert {finding.severity for finding in report.findings} == {"warning"}
+    assert (report.problem, report.failed) == (None, False)
+    assert [part.what for part in report.missing] == ["tokenizer"]
+    assert str(report).splitlines()[-1] == f"jserve serve own_models:MyModel --checkpoint {tmp_path / 'run'}"
+
+
+def test_a_module_alone_is_described_by_its_parameters():
+    report = inspected("without_config", None)
+    assert (report.path, report.layout, report.problem) == (None, "none", None)
+    assert report.parameters == sum(np.prod(array.shape) for array in report.arrays)
+    assert report.missing[0].fix.startswith("put into DIR of --checkpoint its tokenizer.json")
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_arrays_of_another_module_fail_and_are_shown(folder, check):
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"width": 16}))
+    report = inspected("MyModel", folder, check=check)
+    assert report.failed
+    assert "table.embedding: wanted [16, 16], found [16, 8]" in report.problem.message
+    assert report.findings is None
+    assert any(array.name.startswith("table.embedding") and array.shape == [16, 8] for array in report.arrays)
+
+
+def test_a_folder_that_is_not_there_has_a_near_one(folder):
+    with pytest.raises(SourceError, match=rf"ckk does not exist; did you mean {folder}\?"):
+        inspected("MyModel", folder.parent / "ckk")
 
 
 # --- served -----------------------------------------------------------------------------------------------------------

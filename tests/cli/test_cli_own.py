@@ -58,7 +58,7 @@ def test_a_module_that_keeps_the_contract_ends_with_the_line_that_serves_it(jser
     lines = done.stdout.splitlines()
     assert lines[0] == "MyModel"
     assert "  contract       kept, run with the checkpoint's parameters" in lines
-    assert any(line.startswith("  tokenizer ") and line.endswith("258 tokens, EOS [257]") for line in lines)
+    assert any(line.startswith("  tokenizer ") and line.endswith("258 tokens, EOS [257], no BOS") for line in lines)
     assert lines[-1] == "jserve serve my_model_of_the_cli:MyModel --checkpoint ck/state"
 
 

@@ -302,6 +302,67 @@ class _Shifts(Good):
         return q.at[2].add(q[1]), k, v
 
 
+def own_attention(q, k, v, seen):
+    """Attention of the module's own, beside the engine's: ``seen`` [T, T] says which rows see which."""
+    scores = jnp.where(seen[None], jnp.einsum("tkh,skh->kts", q[:, : k.shape[1]], k), -jnp.inf)
+    return jnp.einsum("kts,skh->tkh", jax.nn.softmax(scores, axis=-1), v)
+
+
+class _AttendsItself(Good):
+    """Mixes q with what its own attention gives, before it asks the engine's."""
+
+    def layer(self, i, x, step):
+        q, k, v = self.heads(i, x)
+        if i == 1:
+            mixed = own_attention(q, k, jnp.where(step.valid[:, None, None], v, 0.0), self.seen(step))
+            q = q + jnp.concatenate([mixed, mixed], axis=1)
+        return x + jnp.einsum("tnh,nhd->td", step.attend(i, q, k, v, scale=0.5), self.o[i][...])
+
+
+def same_sequence(step):
+    """Sequences told apart by where positions stop to go up by one, as a clever module might."""
+    begins = jnp.diff(step.positions, prepend=step.positions[:1]) != 1
+    number = jnp.cumsum(begins)
+    return number[:, None] == number[None]
+
+
+@faulty("attention across sequences", "layer 1 before attend (q)", "rows of one sequence depend on those of another")
+class _SeesAll(_AttendsItself):
+    def seen(self, step):
+        return step.valid[None] & jnp.ones_like(step.valid)[:, None]
+
+
+@faulty("attention that is not causal", "layer 1 before attend (q)", "tokens depend on those that come after them")
+class _NotCausal(_AttendsItself):
+    def seen(self, step):
+        return same_sequence(step)
+
+
+@faulty("attention without the cache", "layer 1 before attend (q)", "tokens of a sequence depend on each other without")
+class _NoCache(_AttendsItself):
+    def seen(self, step):
+        return same_sequence(step) & (step.positions[:, None] >= step.positions[None])
+
+
+@faulty("logits of ints", "logits", "of 7 rows it gives int32 [T, 24]")
+class _Rounded(Good):
+    def logits(self, x):
+        return super().logits(x).astype(jnp.int32)
+
+
+@faulty("scale by place", "layer 0", "scale and the rest go by name: scale=...")
+class _ByPlace(Good):
+    def layer(self, i, x, step):
+        return x + jnp.einsum("tnh,nhd->td", step.attend(i, *self.heads(i, x), 0.5), self.o[i][...])
+
+
+@faulty("array index in a layer", "layer 2 before attend (q)", "a row's result depends on where it stands in the step")
+class _CountsLate(Good):
+    def heads(self, i, x):
+        q, k, v = super().heads(i, x)
+        return (q + 0.01 * jnp.arange(x.shape[0], dtype=q.dtype)[:, None, None] if i == 2 else q), k, v
+
+
 @faulty("array index", "embed", "a row's result depends on where it stands in the step")
 class _Counts(Good):
     def embed(self, tokens, step):

@@ -61,7 +61,7 @@ class GgufTensor:
 
 
 class GgufFile:
-    """An open GGUF file: ``metadata``, ``tensors``, and the bytes of each tensor.
+    """An open GGUF file: ``version``, ``metadata``, ``tensors``, and the bytes of each tensor.
 
     Opening raises CheckpointError, which names the file, where it is cut short, damaged or no GGUF file, and
     UnsupportedModel for versions, byte orders and block types that are not read.
@@ -75,6 +75,7 @@ class GgufFile:
             raise CheckpointError(f"cannot open {path}: {error.strerror}") from None
         try:
             header = _Header(self._file, path)
+            self.version = header.version
             self.metadata: dict[str, Any] = header.metadata
             self.tensors: dict[str, GgufTensor] = header.tensors
         except BaseException:
@@ -114,7 +115,7 @@ class _Header:
         self._size = os.fstat(file.fileno()).st_size
         self._at = 0
         self._elements = 0
-        tensor_count, pair_count = self._preamble()
+        self.version, tensor_count, pair_count = self._preamble()
         self._spend(tensor_count + pair_count)
         self.metadata: dict[str, Any] = {}
         for _ in range(pair_count):
@@ -125,7 +126,7 @@ class _Header:
         entries = [self._entry() for _ in range(tensor_count)]
         self.tensors = self._place(entries)
 
-    def _preamble(self) -> tuple[int, int]:
+    def _preamble(self) -> tuple[int, int, int]:
         magic = self._take(4) if self._size >= 4 else b""
         if magic != b"GGUF":
             found = f"begins with {magic!r}, not b'GGUF'" if magic else "is empty"
@@ -137,7 +138,7 @@ class _Header:
                 f"is a big-endian GGUF file of version {swapped}" if swapped in _VERSIONS else f"has version {version}"
             )
             raise UnsupportedModel(f"{self._path} {what}; little-endian versions 2 and 3 are read")
-        return self._scalar("Q"), self._scalar("Q")
+        return version, self._scalar("Q"), self._scalar("Q")
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:

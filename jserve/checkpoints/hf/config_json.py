@@ -9,6 +9,7 @@ from jserve.checkpoints.checkpoint import Checkpoint
 from jserve.checkpoints.hf.families import HF_FAMILIES
 from jserve.checkpoints.tree import main_dtype
 from jserve.errors import CheckpointError, UnsupportedModel
+from jserve.models.bert import BertConfig
 from jserve.models.config import ModelConfig
 from jserve.models.gemma import GemmaConfig
 from jserve.models.gpt2 import Gpt2Config
@@ -28,6 +29,7 @@ _ARCHITECTURES: Mapping[str, str] = {
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
+    "bert": "BertModel",
 }
 _MODEL_TYPES: Mapping[str, str] = {"gemma3": "gemma3_text"}
 """Where it is not the family's name."""
@@ -128,10 +130,26 @@ def _gpt2(config: Gpt2Config, kind: str) -> dict[str, Any]:
     }
 
 
+def _bert(config: BertConfig, kind: str) -> dict[str, Any]:
+    del kind
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "max_position_embeddings": config.max_position,
+        "type_vocab_size": config.type_vocab_size,
+        "layer_norm_eps": config.layer_norm_eps,
+        "hidden_act": "gelu",
+    }
+
+
 _WRITERS: Mapping[type[ModelConfig], Callable[[Any, str], dict[str, Any]]] = {
     LlamaConfig: _llama,
     GemmaConfig: _gemma,
     Gpt2Config: _gpt2,
+    BertConfig: _bert,
 }
 
 

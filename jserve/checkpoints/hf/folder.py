@@ -70,7 +70,8 @@ def _family(folder: Path, values: Mapping[str, Any]) -> tuple[HfFamily, ModelCon
         raise UnsupportedModel(
             f"{folder / CONFIG_NAME} has the model_type {kind!r}; read from Hugging Face folders: "
             f"{', '.join(sorted(HF_FAMILIES))}",
-            fix="serve it with a module of your own: jserve serve package.module:Class --checkpoint DIR",
+            fix="write it as a module of your own, save its parameters with Orbax, and serve that: "
+            "jserve serve package.module:Class --checkpoint DIR",
         )
     quantized = values.get("quantization_config")
     if quantized is not None:

@@ -14,7 +14,7 @@ from jserve.checkpoints.hf.files import read_json, read_json_as
 from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.models.pooling import Pooling
 
-__all__ = ["read_encoder_settings"]
+__all__ = ["encoder_files", "read_encoder_settings"]
 
 _MODULES = "modules.json"
 _LENGTH = "sentence_bert_config.json"
@@ -48,6 +48,26 @@ def read_encoder_settings(folder: Path, *, dimensions: int, max_position: int) -
     if wrong:
         raise UnsupportedModel("\n  ".join([f"{folder} cannot be served:", *wrong]))
     return EncoderSettings(pooling=pooling, max_tokens=max_tokens, lowercase=lengths.get("do_lower_case") is True)
+
+
+def encoder_files(settings: EncoderSettings, *, dimensions: int) -> dict[str, Any]:
+    """JSON files that tell ``settings``, by their names: the inverse of ``read_encoder_settings``."""
+    kinds = [
+        ("", "Transformer"),
+        ("1_Pooling", "Pooling"),
+        *([("2_Normalize", "Normalize")] * settings.pooling.normalize),
+    ]
+    return {
+        _MODULES: [
+            {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for i, (path, kind) in enumerate(kinds)
+        ],
+        "1_Pooling/config.json": {
+            "word_embedding_dimension": dimensions,
+            **{key: how == settings.pooling.how for key, how in _POOLINGS.items()},
+        },
+        _LENGTH: {"max_seq_length": settings.max_tokens, "do_lower_case": settings.lowercase},
+    }
 
 
 def _kinds(folder: Path, wrong: list[str]) -> dict[str, str]:

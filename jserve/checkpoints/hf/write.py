@@ -1,4 +1,4 @@
-"""A checkpoint as a folder that transformers and vLLM load: config.json, safetensors, tokenizer files."""
+"""A checkpoint as a folder that transformers, sentence-transformers and vLLM load: settings, safetensors, tokenizer."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from jserve.checkpoints.hf.families import hf_family
 from jserve.checkpoints.hf.folder import CONFIG_NAME
 from jserve.checkpoints.hf.generation import GENERATION_NAME
 from jserve.checkpoints.hf.safetensors import write_tensor_file
+from jserve.checkpoints.hf.sentence_transformer import encoder_files
 from jserve.checkpoints.hf.shards import INDEX_NAME, SINGLE_NAME
 from jserve.checkpoints.inverse import plan_tensors
 from jserve.checkpoints.lazy import LazyArray
@@ -30,6 +31,7 @@ __all__ = ["write_hf"]
 _SHARD_BYTES = 5_000_000_000
 """Largest file, as transformers has it; more only where one tensor is larger."""
 _TOKENIZER_SETTINGS_NAME = "tokenizer_config.json"
+_BERT_TOKENS = {f"{name.lower()}_token": f"[{name}]" for name in ("PAD", "UNK", "CLS", "SEP", "MASK")}
 
 
 def write_hf(checkpoint: Checkpoint, folder: Path, *, progress: Progress) -> None:
@@ -52,7 +54,12 @@ def write_hf(checkpoint: Checkpoint, folder: Path, *, progress: Progress) -> Non
         size = sum(tensor.nbytes for tensor in tensors.values())
         _write_json(folder / INDEX_NAME, {"metadata": {"total_size": size}, "weight_map": weight_map})
     _write_json(folder / CONFIG_NAME, settings)
-    _write_json(folder / GENERATION_NAME, _generation(checkpoint))
+    if checkpoint.encoder is None:
+        _write_json(folder / GENERATION_NAME, _generation(checkpoint))
+    else:
+        for name, values in encoder_files(checkpoint.encoder, dimensions=checkpoint.config.hidden_size).items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            _write_json(folder / name, values)
     if checkpoint.tokenizer is not None:
         _write_tokenizer(checkpoint.tokenizer, checkpoint.chat_template, folder)
 
@@ -112,8 +119,10 @@ def _write_tokenizer(tokenizer: Tokenizer, chat_template: str | None, folder: Pa
         "eos_token": tokenizer.token(tokenizer.eos_ids[0]) if tokenizer.eos_ids else None,
         "chat_template": chat_template,
     }
+    # Of BERT's kind: whoever embeds texts in batches pads them.
+    settings |= {key: token for key, token in _BERT_TOKENS.items() if backend.token_to_id(token) is not None}
     _write_json(folder / _TOKENIZER_SETTINGS_NAME, {key: value for key, value in settings.items() if value is not None})
 
 
-def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+def _write_json(path: Path, values: Any) -> None:
     path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

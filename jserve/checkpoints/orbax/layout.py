@@ -82,7 +82,7 @@ class Layout:
     """Names of the finished steps, newest first."""
     unfinished: tuple[Unfinished, ...] = ()
     damaged: tuple[str, ...] = ()
-    """What is wrong with each step that cannot be one, by its files' names."""
+    """What is wrong with each finished step that cannot be read and was passed over."""
     custom: Mapping[str, Any] = field(default_factory=dict)
     """``custom_metadata`` of the step: what its writer wanted known of it."""
 

@@ -26,11 +26,11 @@ from jserve.checkpoints.orbax.peel import fit_tree, holds, peel
 from jserve.checkpoints.orbax.read import Kvstore
 from jserve.checkpoints.orbax.saved import Saved, open_saved
 from jserve.checkpoints.tree import flatten, main_dtype
-from jserve.errors import CheckpointError, UnsupportedModel
+from jserve.errors import UnsupportedModel
 from jserve.models.registry import build_abstract, family
 from jserve.progress import SILENT, Progress
 
-__all__ = ["open_orbax"]
+__all__ = ["open_orbax", "orbax_checkpoint"]
 
 _NO_NAMES = frozenset({*ITEMS, "step", "steps", "checkpoint", "checkpoints", "ckpt", "ckpts"})
 """Of folders that say nothing of the model."""
@@ -46,11 +46,16 @@ def open_orbax(
     CheckpointError that lists every parameter missing or of another shape and every array left over; UnsupportedModel
     for what is not built.
     """
-    saved = open_saved(folder, base=base, progress=progress)
+    return orbax_checkpoint(open_saved(folder, base=base, progress=progress), source=source, progress=progress)
+
+
+def orbax_checkpoint(saved: Saved, *, source: str, progress: Progress = SILENT) -> Checkpoint:
+    """``saved`` as a model of a known family. Raises as ``open_orbax`` does for what is not read."""
+    folder = saved.layout.folder
     where = places(folder, saved.layout.arrays)
     described = read_described(where)
     if described is None:
-        raise CheckpointError(
+        raise UnsupportedModel(
             f"{folder} holds arrays and no word on the model: {CONFIG_NAME} (Hugging Face's) or {MANIFEST_NAME} is "
             f"missing, there and in the folders {', '.join(str(place) for place in where[1:])}",
             fix=f"copy the model's {CONFIG_NAME} there, or {_OWN_MODULE}",

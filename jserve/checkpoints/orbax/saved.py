@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -66,14 +66,15 @@ def open_saved(folder: FilePath, *, base: Kvstore | None = None, progress: Progr
             continue
         for step in layout.unfinished:
             progress.note(f"{folder}: step {step.name} is passed over, it is unfinished: {step.why}")
-        for damage in (*layout.damaged, *(failure.message for failure in failed)):
+        damaged = (*layout.damaged, *(failure.message for failure in failed))
+        for damage in damaged:
             progress.note(f"a step is passed over: {damage}")
         progress.note(f"{folder}: {saved.words}")
-        return saved
-    damaged = [*layouts[0].damaged, *(failure.message for failure in failed)]
-    if len(damaged) == 1:
+        return replace(saved, layout=replace(layout, damaged=damaged))
+    reasons = [*layouts[0].damaged, *(failure.message for failure in failed)]
+    if len(reasons) == 1:
         raise failed[0]
-    raise CheckpointError("\n  ".join([f"no step of {folder} can be read:", *damaged[:10]]))
+    raise CheckpointError("\n  ".join([f"no step of {folder} can be read:", *reasons[:10]]))
 
 
 def _open(layout: Layout, base: Kvstore | None) -> Saved:

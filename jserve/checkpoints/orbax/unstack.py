@@ -9,7 +9,7 @@ from jserve.checkpoints.key_map import Path
 from jserve.checkpoints.lazy import LazyArray
 from jserve.errors import CheckpointError
 
-__all__ = ["unstack"]
+__all__ = ["stacked_axes", "unstack"]
 
 _CONTAINERS = frozenset({"block", "blocks", "h", "layer", "layers"})
 _NUMBERED = re.compile(rf"({'|'.join(sorted(_CONTAINERS))})_(\d+)")
@@ -38,6 +38,14 @@ def unstack(
         for i in range(num_layers):
             taken[(*path[:at], str(i), *path[at:])] = array.at(axis, i)
     return taken
+
+
+def stacked_axes(tree: Mapping[Path, LazyArray], num_layers: int | None = None) -> list[int]:
+    """The axes that layers may be stacked on, of 0 and 1: those that are equally long (``num_layers``, where it is
+    known) in all arrays right under ``layers`` and the like. Empty where layers have arrays of their own."""
+    stacks = [array.shape for path, array in tree.items() if _stacked_at(_spelled(path)) is not None]
+    counts = [{shape[axis] if len(shape) > axis else 0 for shape in stacks} for axis in (0, 1)]
+    return [axis for axis in (0, 1) if len(counts[axis]) == 1 and num_layers in (None, *counts[axis])]
 
 
 def _spelled(path: Path) -> Path:

@@ -122,9 +122,9 @@ def test_what_transformers_is_strict_about():
             "of a gemma2 cannot tell its query_pre_attn_scalar",
         ),
         (
-            "bert",
+            "of_another",
             ModelConfig(vocab_size=3, hidden_size=4),
-            "of the family bert are not written as safetensors",
+            "of the family of_another are not written as safetensors",
         ),
     ],
 )

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from jserve.checkpoints.convert import convert
 from jserve.checkpoints.encoder import EncoderSettings
 from jserve.checkpoints.inspect import inspect
 from jserve.checkpoints.open import open_checkpoint
@@ -179,3 +180,26 @@ def test_a_module_may_not_lead_out(folder):
     (folder / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(SourceError, match="not a name inside"):
         open_checkpoint(str(folder))
+
+
+@pytest.mark.parametrize("pooling", [MEAN, Pooling(how="cls", normalize=False)])
+def test_there_and_back_by_orbax(folder, tmp_path, pooling):
+    if not pooling.normalize:
+        modules = json.loads((folder / "modules.json").read_text())
+        (folder / "modules.json").write_text(json.dumps(modules[:2]))
+        flags = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32, **flags}))
+    convert(str(folder), tmp_path / "orbax")
+    convert(str(tmp_path / "orbax"), tmp_path / "back", to="safetensors")
+    one, *others = (open_checkpoint(str(path)) for path in (folder, tmp_path / "orbax", tmp_path / "back"))
+    assert one.encoder.pooling == pooling
+    for other in others:
+        assert (other.config, other.encoder) == (one.config, one.encoder)
+        assert other.leaves.keys() == one.leaves.keys()
+        for path, leaf in one.leaves.items():
+            np.testing.assert_array_equal(other.leaves[path].read(), leaf.read())
+        text = "the quick brown fox"
+        cut = other.tokenizer.encode_whole(text, max_length=6)
+        assert cut == one.tokenizer.encode_whole(text, max_length=6)
+    settings = json.loads((tmp_path / "back" / "tokenizer_config.json").read_text())
+    assert settings["pad_token"] == "[PAD]"

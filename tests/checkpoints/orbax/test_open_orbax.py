@@ -7,6 +7,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
+from safetensors.numpy import load_file
 from saving import save, save_standard, save_steps
 from trees import (
     GEMMA3,
@@ -22,11 +23,13 @@ from trees import (
     nested,
 )
 
+from jserve.checkpoints.convert import convert
 from jserve.checkpoints.hf.families import HF_FAMILIES
 from jserve.checkpoints.key_map import plan_leaves
 from jserve.checkpoints.lazy import LazyArray
 from jserve.checkpoints.orbax.open import open_orbax
 from jserve.checkpoints.tree import flatten, unflatten_like
+from jserve.checkpoints.written import open_written
 from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.models.registry import build_abstract, family
 from jserve.testing.tokenizer import ByteTokenizer
@@ -226,3 +229,20 @@ def test_what_stands_beside(tmp_path):
     (tmp_path / "run" / "config.json").write_text(json.dumps(LLAMA))
     with pytest.raises(CheckpointError, match=r"embed\.weight: wanted \[16, 8\] .* found \[258, 8\]"):
         open_(tmp_path / "run" / "checkpoints")
+
+
+@pytest.mark.parametrize("to", ["orbax", "safetensors"])
+def test_what_trainers_saved_is_converted_in_either_form(tmp_path, to):
+    """MaxText's tree, stacked and inside a train state: the tensors that it was made of come back."""
+    weights = hf_weights(LLAMA)
+    state = {"params": {"params": maxtext(LLAMA, weights, scan_axis=1)}, "opt_state": {"mu": np.ones(3)}, "step": 3}
+    save_steps(described(tmp_path / "run", LLAMA) / "ck", {7: state})
+    convert(str(tmp_path / "run" / "ck"), tmp_path / "out", to=to)
+    if to == "safetensors":
+        found = load_file(tmp_path / "out" / "model.safetensors")
+    else:
+        weights = {".".join(path): leaf for path, leaf in expected(LLAMA, weights).items()}
+        found = {".".join(path): leaf.read() for path, leaf in open_written(tmp_path / "out").leaves.items()}
+    assert found.keys() == weights.keys()
+    for name, value in found.items():
+        np.testing.assert_allclose(value, weights[name], rtol=1e-6)  # queries are divided there, and multiplied here

@@ -425,5 +425,5 @@ def test_a_module_of_ones_own_is_served_from_a_bucket(tmp_path, s3):
         greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
         assert llm.generate([1, 2, 3], greedy)[0].token_ids == want
     report = inspect_own("own_models:MyModel", checkpoint=f"{s3.uri}/run/ck", tokenizer=None, check=True)
-    assert (report.failed, report.checkpoint) == (False, f"{s3.uri}/run/ck")
+    assert (report.failed, report.path) == (False, f"{s3.uri}/run/ck")
     assert report.serve == f"jserve serve own_models:MyModel --checkpoint {s3.uri}/run/ck"
