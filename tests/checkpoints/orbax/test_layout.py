@@ -30,6 +30,15 @@ WORDS = {
     "v1": "Orbax checkpoint (v1 API), item state (OCDBT, zarr3)",
     "v1, items": "Orbax checkpoint (v1 API), item model_params (others: x) (OCDBT, zarr3)",
     "train state": "Orbax checkpoint (OCDBT, zarr)",
+    "v1, steps": "Orbax checkpoint, step 23 of 2 finished, 0 unfinished, item state (OCDBT, zarr3)",
+    "Linen train state": "Orbax checkpoint (OCDBT, zarr)",
+    "Linen train state, PyTreeCheckpointer": "Orbax checkpoint (zarr in a folder each)",
+    "Linen train state, items": ("Orbax checkpoint, step 5 of 1 finished, 0 unfinished, item items (OCDBT, zarr)"),
+    "Linen train state, as Flax's guide": (
+        "Orbax checkpoint, step 1 of 1 finished, 0 unfinished, item default (OCDBT, zarr)"
+    ),
+    "msgpack": "Flax msgpack file flax_model.msgpack (msgpack)",
+    "msgpack of a train state": "Flax msgpack file checkpoint (msgpack)",
     "params of a train state": "Orbax checkpoint (OCDBT, zarr)",
 }
 
