@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -14,13 +15,13 @@ import jax
 import numpy as np
 
 from jserve.checkpoints.key_map import Leaves, Path
-from jserve.checkpoints.lazy import LazyArray, Region, Source
+from jserve.checkpoints.lazy import LazyArray, Region, Source, aligned_empty
 from jserve.checkpoints.tree import flatten, unflatten_like
 from jserve.errors import CheckpointError
 
 __all__ = ["compare", "place"]
 
-_IN_FLIGHT_BYTES = 256 << 20
+_IN_FLIGHT_BYTES = 384 << 20
 """Host memory for parameters on their way; more only where one parameter asks for more."""
 _PIECE_BYTES = 32 << 20
 """Read and cast at once, so that a cast does not double what a parameter takes."""
@@ -80,7 +81,7 @@ class _Group:
     source: Source | None
     """What to hold in the meantime."""
     nbytes: int
-    """Host memory that it takes until its parameters are on their devices, and the largest of them."""
+    """Host memory that it takes: what is held, and the largest part on its way to a device."""
 
 
 def _groups(leaves: Leaves, asked: Mapping[Path, Any]) -> list[_Group]:
@@ -92,42 +93,46 @@ def _groups(leaves: Leaves, asked: Mapping[Path, Any]) -> list[_Group]:
         together.setdefault(id(path if source is None else source), []).append(path)
     groups = []
     for paths in together.values():
-        sizes = [leaves[path].size * np.dtype(asked[path].dtype).itemsize for path in paths]
+        sizes = [_part(leaves[path], asked[path]) for path in paths]
         source = leaves[paths[0]].source
-        if source is None or source.piece_nbytes <= min(_part_nbytes(leaves[path], asked[path]) for path in paths):
-            groups += [_Group(paths=[path], source=None, nbytes=size) for path, size in zip(paths, sizes, strict=True)]
+        if source is None or source.piece_nbytes <= min(stored for stored, _ in sizes):
+            groups += [
+                _Group(paths=[path], source=None, nbytes=stored + served)
+                for path, (stored, served) in zip(paths, sizes, strict=True)
+            ]
         else:
-            groups.append(_Group(paths=paths, source=source, nbytes=source.nbytes + max(sizes)))
+            largest = max(served for _, served in sizes)
+            groups.append(_Group(paths=paths, source=source, nbytes=source.nbytes + largest))
     return sorted(groups, key=lambda group: -group.nbytes)
 
 
-def _part_nbytes(leaf: LazyArray, asked: Any) -> int:
-    """The least that is read of ``leaf`` at once, as it is stored."""
+def _part(leaf: LazyArray, asked: Any) -> tuple[int, int]:
+    """Bytes of what is read of ``leaf`` at once, as it is stored; and of what a device holds of it, as it is served."""
     sharding = getattr(asked, "sharding", None)
-    shape = leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
-    nbytes = math.prod(shape) * leaf.dtype.itemsize
-    return nbytes if leaf.dtype == np.dtype(asked.dtype) else min(nbytes, _PIECE_BYTES)
+    size = math.prod(leaf.shape if sharding is None else sharding.shard_shape(leaf.shape))
+    stored, served = size * leaf.dtype.itemsize, size * np.dtype(asked.dtype).itemsize
+    return stored if leaf.dtype == np.dtype(asked.dtype) else min(stored, _PIECE_BYTES), served
 
 
 def _place_one(leaf: LazyArray, dtype: np.dtype, sharding: jax.sharding.Sharding) -> jax.Array:
-    parts: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
-
-    def part(index: Any) -> np.ndarray:
-        """What one device holds; devices that hold the same share it."""
-        region = tuple(slice(*s.indices(n)[:2]) for s, n in zip(index, leaf.shape, strict=True))
-        key = tuple((s.start, s.stop) for s in region)
-        if key not in parts:
-            parts[key] = _read_cast(leaf, region, dtype)
-        return parts[key]
-
-    return jax.make_array_from_callback(leaf.shape, sharding, part)
+    """A part at a time, which the host does not keep; devices that hold the same have it from one reading."""
+    holders: dict[tuple[tuple[int, int], ...], list[jax.Device]] = {}
+    for device, index in sharding.addressable_devices_indices_map(leaf.shape).items():
+        ends = tuple(s.indices(n)[:2] for s, n in zip(index or (), leaf.shape, strict=True))
+        holders.setdefault(ends, []).append(device)
+    parts: list[jax.Array] = []
+    for ends, devices in holders.items():
+        values = _read_cast(leaf, tuple(slice(*pair) for pair in ends), dtype)
+        there = [jax.sharding.SingleDeviceSharding(device, memory_kind=sharding.memory_kind) for device in devices]
+        parts += jax.block_until_ready([jax.device_put(values, one) for one in there])
+    return jax.make_array_from_single_device_arrays(leaf.shape, sharding, parts)
 
 
 def _read_cast(leaf: LazyArray, region: Region, dtype: np.dtype) -> np.ndarray:
     shape = tuple(s.stop - s.start for s in region)
     if not shape or leaf.dtype == dtype:
         return np.ascontiguousarray(leaf.read(region), dtype).reshape(shape)
-    out = np.empty(shape, dtype)
+    out = aligned_empty(shape, dtype)
     row_bytes = max(1, out[:1].size * leaf.dtype.itemsize)
     step = max(1, _PIECE_BYTES // row_bytes)
     for first in range(0, shape[0], step):
@@ -137,18 +142,25 @@ def _read_cast(leaf: LazyArray, region: Region, dtype: np.dtype) -> np.ndarray:
 
 
 class _Budget:
-    """Bytes that may be held at once; one that asks for more than there are waits until it is alone."""
+    """Bytes that may be held at once, given out in the order in which they are asked for; whoever asks for more than
+    there are waits until it is alone."""
 
     def __init__(self, total: int) -> None:
         self._total = total
         self._held = 0
+        self._waiting: deque[object] = deque()
         self._changed = threading.Condition()
 
     @contextmanager
     def take(self, count: int) -> Iterator[None]:
         with self._changed:
-            self._changed.wait_for(lambda: self._held == 0 or self._held + count <= self._total)
+            self._waiting.append(turn := object())
+            self._changed.wait_for(
+                lambda: self._waiting[0] is turn and (self._held == 0 or self._held + count <= self._total)
+            )
+            self._waiting.popleft()
             self._held += count
+            self._changed.notify_all()
         try:
             yield
         finally:

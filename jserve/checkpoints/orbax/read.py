@@ -19,7 +19,7 @@ import numpy as np
 import tensorstore as ts
 
 from jserve.checkpoints.key_map import Path, raise_all
-from jserve.checkpoints.lazy import LazyArray, Region
+from jserve.checkpoints.lazy import LazyArray, Region, aligned_empty
 from jserve.checkpoints.names import resolve_member
 from jserve.checkpoints.orbax.msgpack import read_msgpack
 from jserve.errors import CheckpointError
@@ -224,7 +224,8 @@ class _Stored:
             self._array = before  # what was held goes with the other
 
     def _read(self, region: Region) -> np.ndarray:
-        values: np.ndarray = self._await(self._array[region].read())
+        values = aligned_empty([s.stop - s.start for s in region], self._dtype)
+        self._await(ts.array(values).write(self._array[region]))
         return values
 
     def _await(self, future: Any) -> Any:
