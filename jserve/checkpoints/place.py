@@ -22,10 +22,12 @@ from jserve.errors import CheckpointError
 __all__ = ["compare", "place"]
 
 _IN_FLIGHT_BYTES = 384 << 20
-"""Host memory for parameters on their way; more only where one parameter asks for more."""
+"""Host memory for parameters on their way, beyond what the devices hold where they are the host (a CPU's); more only
+where one stored array asks for more."""
 _PIECE_BYTES = 32 << 20
 """Read and cast at once, so that a cast does not double what a parameter takes."""
 _WORKERS = 4
+"""Arrays that are read at once."""
 
 
 def place(leaves: Leaves, wanted: Any, *, where: str) -> dict[Any, Any]:
@@ -38,19 +40,24 @@ def place(leaves: Leaves, wanted: Any, *, where: str) -> dict[Any, Any]:
     asked = flatten(wanted)
     compare(leaves, {path: tuple(leaf.shape) for path, leaf in asked.items()}, where=where)
     first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    budget = _Budget(_IN_FLIGHT_BYTES)
+    groups = _groups(leaves, asked)
+    on_host = jax.local_devices()[0].platform == "cpu"
+    budget = _Budget(_IN_FLIGHT_BYTES + (sum(group.placed for group in groups) if on_host else 0))
 
     def one(path: Path) -> jax.Array:
         leaf = asked[path]
         sharding = getattr(leaf, "sharding", None) or first
-        return jax.block_until_ready(_place_one(leaves[path], np.dtype(leaf.dtype), sharding))
+        return _place_one(leaves[path], np.dtype(leaf.dtype), sharding)
 
     def together(group: _Group) -> dict[Path, jax.Array]:
-        with budget.take(group.nbytes), group.source.held() if group.source is not None else nullcontext():
+        with (
+            budget.take(group.passing, kept=group.placed if on_host else 0),
+            group.source.held() if group.source is not None else nullcontext(),
+        ):
             return {path: one(path) for path in group.paths}
 
     with ThreadPoolExecutor(_WORKERS, thread_name_prefix="read") as pool:
-        futures = [pool.submit(together, group) for group in _groups(leaves, asked)]
+        futures = [pool.submit(together, group) for group in groups]
         try:
             placed = {path: array for future in futures for path, array in future.result().items()}
         except BaseException:
@@ -80,8 +87,10 @@ class _Group:
     paths: list[Path]
     source: Source | None
     """What to hold in the meantime."""
-    nbytes: int
-    """Host memory that it takes: what is held, and the largest part on its way to a device."""
+    passing: int
+    """Host memory that it takes meanwhile: what is held, and the largest part on its way to a device."""
+    placed: int
+    """What this process's devices hold of it in the end, copies not counted."""
 
 
 def _groups(leaves: Leaves, asked: Mapping[Path, Any]) -> list[_Group]:
@@ -93,35 +102,60 @@ def _groups(leaves: Leaves, asked: Mapping[Path, Any]) -> list[_Group]:
         together.setdefault(id(path if source is None else source), []).append(path)
     groups = []
     for paths in together.values():
-        sizes = [_part(leaves[path], asked[path]) for path in paths]
+        sizes = [_sizes(leaves[path], asked[path]) for path in paths]
         source = leaves[paths[0]].source
-        if source is None or source.piece_nbytes <= min(stored for stored, _ in sizes):
+        if source is None or source.piece_nbytes <= min(size.read for size in sizes):
             groups += [
-                _Group(paths=[path], source=None, nbytes=stored + served)
-                for path, (stored, served) in zip(paths, sizes, strict=True)
+                _Group(paths=[path], source=None, passing=size.read + size.part, placed=size.placed)
+                for path, size in zip(paths, sizes, strict=True)
             ]
         else:
-            largest = max(served for _, served in sizes)
-            groups.append(_Group(paths=paths, source=source, nbytes=source.nbytes + largest))
-    return sorted(groups, key=lambda group: -group.nbytes)
+            passing = source.nbytes + max(size.part for size in sizes)
+            placed = sum(size.placed for size in sizes)
+            groups.append(_Group(paths=paths, source=source, passing=passing, placed=placed))
+    return sorted(groups, key=lambda group: -group.passing)
 
 
-def _part(leaf: LazyArray, asked: Any) -> tuple[int, int]:
-    """Bytes of what is read of ``leaf`` at once, as it is stored; and of what a device holds of it, as it is served."""
+@dataclass(frozen=True, kw_only=True)
+class _Sizes:
+    """Bytes of one parameter."""
+
+    read: int
+    """Read at once, as it is stored."""
+    part: int
+    """One device's part, as it is served."""
+    placed: int
+    """All parts of this process's devices that differ."""
+
+
+def _sizes(leaf: LazyArray, asked: Any) -> _Sizes:
     sharding = getattr(asked, "sharding", None)
+    dtype = np.dtype(asked.dtype)
     size = math.prod(leaf.shape if sharding is None else sharding.shard_shape(leaf.shape))
-    stored, served = size * leaf.dtype.itemsize, size * np.dtype(asked.dtype).itemsize
-    return stored if leaf.dtype == np.dtype(asked.dtype) else min(stored, _PIECE_BYTES), served
+    parts = 1 if sharding is None else len(_holders(leaf.shape, sharding))
+    stored = size * leaf.dtype.itemsize
+    return _Sizes(
+        read=stored if leaf.dtype == dtype else min(stored, _PIECE_BYTES),
+        part=size * dtype.itemsize,
+        placed=size * dtype.itemsize * parts,
+    )
+
+
+def _holders(
+    shape: tuple[int, ...], sharding: jax.sharding.Sharding
+) -> dict[tuple[tuple[int, int], ...], list[jax.Device]]:
+    """Each part (start and stop on every axis), and the devices of this process that hold it."""
+    holders: dict[tuple[tuple[int, int], ...], list[jax.Device]] = {}
+    for device, index in sharding.addressable_devices_indices_map(shape).items():
+        ends = tuple(s.indices(n)[:2] for s, n in zip(index or (), shape, strict=True))
+        holders.setdefault(ends, []).append(device)
+    return holders
 
 
 def _place_one(leaf: LazyArray, dtype: np.dtype, sharding: jax.sharding.Sharding) -> jax.Array:
     """A part at a time, which the host does not keep; devices that hold the same have it from one reading."""
-    holders: dict[tuple[tuple[int, int], ...], list[jax.Device]] = {}
-    for device, index in sharding.addressable_devices_indices_map(leaf.shape).items():
-        ends = tuple(s.indices(n)[:2] for s, n in zip(index or (), leaf.shape, strict=True))
-        holders.setdefault(ends, []).append(device)
     parts: list[jax.Array] = []
-    for ends, devices in holders.items():
+    for ends, devices in _holders(leaf.shape, sharding).items():
         values = _read_cast(leaf, tuple(slice(*pair) for pair in ends), dtype)
         there = [jax.sharding.SingleDeviceSharding(device, memory_kind=sharding.memory_kind) for device in devices]
         parts += jax.block_until_ready([jax.device_put(values, one) for one in there])
@@ -130,9 +164,13 @@ def _place_one(leaf: LazyArray, dtype: np.dtype, sharding: jax.sharding.Sharding
 
 def _read_cast(leaf: LazyArray, region: Region, dtype: np.dtype) -> np.ndarray:
     shape = tuple(s.stop - s.start for s in region)
-    if not shape or leaf.dtype == dtype:
-        return np.ascontiguousarray(leaf.read(region), dtype).reshape(shape)
     out = aligned_empty(shape, dtype)
+    if not shape or leaf.dtype == dtype:
+        values = leaf.read(region)
+        if values.flags.c_contiguous and values.dtype == dtype:
+            return values.reshape(shape)
+        out[...] = values
+        return out
     row_bytes = max(1, out[:1].size * leaf.dtype.itemsize)
     step = max(1, _PIECE_BYTES // row_bytes)
     for first in range(0, shape[0], step):
@@ -148,22 +186,28 @@ class _Budget:
     def __init__(self, total: int) -> None:
         self._total = total
         self._held = 0
+        self._users = 0
         self._waiting: deque[object] = deque()
         self._changed = threading.Condition()
 
     @contextmanager
-    def take(self, count: int) -> Iterator[None]:
+    def take(self, passing: int, *, kept: int) -> Iterator[None]:
+        """``passing`` bytes until the context ends, and ``kept`` for good."""
+        turn = object()
         with self._changed:
-            self._waiting.append(turn := object())
-            self._changed.wait_for(
-                lambda: self._waiting[0] is turn and (self._held == 0 or self._held + count <= self._total)
-            )
+            self._waiting.append(turn)
+            self._changed.wait_for(lambda: self._waiting[0] is turn and self._fits(passing + kept))
             self._waiting.popleft()
-            self._held += count
+            self._held += passing + kept
+            self._users += 1
             self._changed.notify_all()
         try:
             yield
         finally:
             with self._changed:
-                self._held -= count
+                self._held -= passing
+                self._users -= 1
                 self._changed.notify_all()
+
+    def _fits(self, count: int) -> bool:
+        return self._users == 0 or self._held + count <= self._total

@@ -8,6 +8,7 @@ metadata gives. How the tree was sharded when it was saved is not asked.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,7 +34,7 @@ _MAX_ARRAYS = 200_000
 _MAX_DEPTH = 64
 _CONTEXT = {
     "cache_pool": {"total_bytes_limit": 0},
-    "data_copy_concurrency": {"limit": 2},
+    "data_copy_concurrency": {"limit": min(16, max(2, os.cpu_count() or 2))},
     "file_io_concurrency": {"limit": 8},
     "s3_request_concurrency": {"limit": 16},
     "gcs_request_concurrency": {"limit": 16},
