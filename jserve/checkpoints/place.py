@@ -41,7 +41,7 @@ def place(leaves: Leaves, wanted: Any, *, where: str) -> dict[Any, Any]:
     compare(leaves, {path: tuple(leaf.shape) for path, leaf in asked.items()}, where=where)
     first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     groups = _groups(leaves, asked)
-    on_host = jax.local_devices()[0].platform == "cpu"
+    on_host = _on_host()
     budget = _Budget(_IN_FLIGHT_BYTES + (sum(group.placed for group in groups) if on_host else 0))
 
     def one(path: Path) -> jax.Array:
@@ -64,6 +64,11 @@ def place(leaves: Leaves, wanted: Any, *, where: str) -> dict[Any, Any]:
             pool.shutdown(cancel_futures=True)
             raise
     return unflatten_like(wanted, placed)
+
+
+def _on_host() -> bool:
+    """Whether what the devices hold is host memory."""
+    return bool(jax.local_devices()[0].platform == "cpu")
 
 
 def compare(leaves: Leaves, wanted: Mapping[Path, tuple[int, ...]], *, where: str) -> None:

@@ -23,6 +23,7 @@ from jserve.checkpoints.key_map import Path, raise_all
 from jserve.checkpoints.lazy import LazyArray, Region, aligned_empty
 from jserve.checkpoints.names import resolve_member
 from jserve.checkpoints.orbax.msgpack import read_msgpack
+from jserve.checkpoints.orbax.whole import broken_database, broken_folders
 from jserve.errors import CheckpointError
 
 __all__ = ["METADATA_NAME", "Kvstore", "TreeMetadata", "file_kvstore", "read_folders", "read_metadata", "read_tree"]
@@ -40,6 +41,7 @@ _CONTEXT = {
     "gcs_request_concurrency": {"limit": 16},
 }
 """What TensorStore may hold and do at once. A context a checkpoint: a context remembers the folders that it saw."""
+_COPY = "copy it anew from where it was made, or give an older step"
 _NO_ARRAYS = frozenset({"None", "Dict", "List", "Tuple", "NamedTuple", "string"})
 """Values of a tree that are empty, or lie elsewhere than in arrays."""
 
@@ -99,15 +101,24 @@ def read_tree(folder: FilePath, *, base: Kvstore | None = None) -> dict[Path, La
         ocdbt = (folder / MANIFEST_NAME).exists()
     if ocdbt and not (folder / MANIFEST_NAME).exists():
         raise CheckpointError(f"{folder} is damaged: {MANIFEST_NAME}, the index of its arrays, is missing")
+    every_piece = metadata.store_array_data_equal_to_fill_value
+    local = base is None
     if base is None:
         _refuse_links(folder, [MANIFEST_NAME, "d"] if ocdbt else [".".join(path) for path in paths])
         base = file_kvstore(folder)
+    if local and ocdbt:
+        try:
+            broken = broken_database(folder, ts.Context(_CONTEXT))
+        except (ValueError, OSError):
+            broken = []  # each array says so, when it is opened
+        raise_all(f"{folder} is damaged:", broken, fix=_COPY)
     return _open_arrays(
         folder,
         {path: ".".join(path) for path in paths},
         {"driver": "ocdbt", "base": dict(base)} if ocdbt else base,
         driver="zarr3" if metadata.use_zarr3 else "zarr",
-        missing_is_zero=not metadata.store_array_data_equal_to_fill_value,
+        missing_is_zero=not every_piece,
+        counted=local and not ocdbt and every_piece,
     )
 
 
@@ -133,10 +144,17 @@ def read_folders(folder: FilePath, *, base: Kvstore | None = None) -> dict[Path,
 
 
 def _open_arrays(
-    folder: FilePath, names: Mapping[Path, str], store: Kvstore, *, driver: str, missing_is_zero: bool
+    folder: FilePath,
+    names: Mapping[Path, str],
+    store: Kvstore,
+    *,
+    driver: str,
+    missing_is_zero: bool,
+    counted: bool = False,
 ) -> dict[Path, LazyArray]:
     """The arrays at ``names`` of ``store``; ``driver`` is TensorStore's name of their format, ``folder`` stands in
-    errors. Raises CheckpointError that lists all that cannot be opened."""
+    errors. ``counted``: their files are in ``folder``, and all must be there. Raises CheckpointError that lists all
+    that cannot be opened."""
     specs = {
         path: {
             "driver": driver,
@@ -148,11 +166,13 @@ def _open_arrays(
     # All at once: an object store answers each after a while.
     context = ts.Context(_CONTEXT)
     futures = {path: ts.open(spec, open=True, read=True, context=context) for path, spec in specs.items()}
+    opened: dict[Path, Any] = {}
     arrays: dict[Path, LazyArray] = {}
     wrong: dict[str, list[str]] = {}
     for path, future in futures.items():
         try:
-            stored = _Stored(specs[path], future.result(), name=f"{folder} is damaged at {'.'.join(path)}")
+            opened[path] = future.result()
+            stored = _Stored(specs[path], opened[path], name=f"{folder} is damaged at {'.'.join(path)}")
             arrays[path] = stored.lazy()
         except (ValueError, OSError, TypeError) as error:
             wrong.setdefault(_reason(error), []).append(".".join(path))
@@ -162,7 +182,11 @@ def _open_arrays(
             f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}: {reason}"
             for reason, names in wrong.items()
         ],
+        fix=_COPY,
     )
+    if counted:
+        lost = broken_folders(folder, {names[path]: array for path, array in opened.items()})
+        raise_all(f"{folder} is damaged:", lost, fix=_COPY)
     return arrays
 
 
@@ -233,14 +257,15 @@ class _Stored:
         try:
             return future.result()
         except (ValueError, OSError) as error:
-            raise CheckpointError(f"{self._name}: {_reason(error)}") from None
+            raise CheckpointError(f"{self._name}: {_reason(error)}", fix=_COPY) from None
 
 
 def _reason(error: Exception) -> str:
     """What TensorStore says, without the specification and without the layers that the error came through: its status,
-    and the innermost ``Error ...``."""
+    and from the innermost ``Error ...`` on that names a file."""
     line = (str(error).splitlines() or [type(error).__name__])[0]
     line = re.split(r" \[(?:tensorstore_spec|source locations|os_error_code)", line)[0]
     status = re.match(r"[A-Z_]+: ", line)
-    start = line.rfind("Error ")
+    begins = [match.start() for match in re.finditer("Error ", line)]
+    start = max((at for at in begins if 'file "' in line[at:]), default=max(begins, default=-1))
     return (line if start < 0 else f"{status[0] if status else ''}{line[start:]}")[:300]
