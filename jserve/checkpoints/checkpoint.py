@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from jserve.checkpoints.encoder import EncoderSettings
 from jserve.checkpoints.key_map import Leaves
+from jserve.checkpoints.key_map import Path as LeafPath
 from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.models.config import ModelConfig
 from jserve.text.chat_template import ChatTemplate, model_template
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from flax import nnx
     from jax.typing import DTypeLike
 
-__all__ = ["Checkpoint"]
+__all__ = ["Checkpoint", "param_shapes"]
 
 _READABLE = ("float64", "float32", "float16", "bfloat16")
 
@@ -88,3 +89,12 @@ class Checkpoint:
         from jserve.checkpoints.place import place
 
         return place(self.leaves, abstract, where=str(self.path))
+
+
+def param_shapes(name: str, config: ModelConfig) -> dict[LeafPath, tuple[int, ...]]:
+    """The shape of every parameter of the family ``name``, by its path."""
+    from jserve.checkpoints.tree import flatten
+    from jserve.models.registry import build_abstract, family
+
+    _, state = build_abstract(family(name), config, "float32")
+    return {path: tuple(leaf.shape) for path, leaf in flatten(state).items()}

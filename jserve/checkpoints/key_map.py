@@ -132,11 +132,11 @@ def plan_leaves(
     return leaves
 
 
-def raise_all(headline: str, wrong: Sequence[str]) -> None:
+def raise_all(headline: str, wrong: Sequence[str], *, fix: str | None = None) -> None:
     """Raise CheckpointError with all of ``wrong`` under ``headline``, unless it is empty."""
     if wrong:
         more = [f"and {len(wrong) - _MAX_LISTED} more"] if len(wrong) > _MAX_LISTED else []
-        raise CheckpointError("\n  ".join([headline, *wrong[:_MAX_LISTED], *more]))
+        raise CheckpointError("\n  ".join([headline, *wrong[:_MAX_LISTED], *more]), fix=fix)
 
 
 class _Planner:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -14,17 +15,19 @@ import jax
 import numpy as np
 
 from jserve.checkpoints.key_map import Leaves, Path
-from jserve.checkpoints.lazy import LazyArray, Region, Source
+from jserve.checkpoints.lazy import LazyArray, Region, Source, aligned_empty
 from jserve.checkpoints.tree import flatten, unflatten_like
 from jserve.errors import CheckpointError
 
 __all__ = ["compare", "place"]
 
-_IN_FLIGHT_BYTES = 256 << 20
-"""Host memory for parameters on their way; more only where one parameter asks for more."""
+_IN_FLIGHT_BYTES = 384 << 20
+"""Host memory for parameters on their way, beyond what the devices hold where they are the host (a CPU's); more only
+where one stored array asks for more."""
 _PIECE_BYTES = 32 << 20
 """Read and cast at once, so that a cast does not double what a parameter takes."""
 _WORKERS = 4
+"""Arrays that are read at once."""
 
 
 def place(leaves: Leaves, wanted: Any, *, where: str) -> dict[Any, Any]:
@@ -37,25 +40,35 @@ def place(leaves: Leaves, wanted: Any, *, where: str) -> dict[Any, Any]:
     asked = flatten(wanted)
     compare(leaves, {path: tuple(leaf.shape) for path, leaf in asked.items()}, where=where)
     first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    budget = _Budget(_IN_FLIGHT_BYTES)
+    groups = _groups(leaves, asked)
+    on_host = _on_host()
+    budget = _Budget(_IN_FLIGHT_BYTES + (sum(group.placed for group in groups) if on_host else 0))
 
     def one(path: Path) -> jax.Array:
         leaf = asked[path]
         sharding = getattr(leaf, "sharding", None) or first
-        return jax.block_until_ready(_place_one(leaves[path], np.dtype(leaf.dtype), sharding))
+        return _place_one(leaves[path], np.dtype(leaf.dtype), sharding)
 
     def together(group: _Group) -> dict[Path, jax.Array]:
-        with budget.take(group.nbytes), group.source.held() if group.source is not None else nullcontext():
+        with (
+            budget.take(group.passing, kept=group.placed if on_host else 0),
+            group.source.held() if group.source is not None else nullcontext(),
+        ):
             return {path: one(path) for path in group.paths}
 
     with ThreadPoolExecutor(_WORKERS, thread_name_prefix="read") as pool:
-        futures = [pool.submit(together, group) for group in _groups(leaves, asked)]
+        futures = [pool.submit(together, group) for group in groups]
         try:
             placed = {path: array for future in futures for path, array in future.result().items()}
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
     return unflatten_like(wanted, placed)
+
+
+def _on_host() -> bool:
+    """Whether what the devices hold is host memory."""
+    return bool(jax.local_devices()[0].platform == "cpu")
 
 
 def compare(leaves: Leaves, wanted: Mapping[Path, tuple[int, ...]], *, where: str) -> None:
@@ -79,8 +92,10 @@ class _Group:
     paths: list[Path]
     source: Source | None
     """What to hold in the meantime."""
-    nbytes: int
-    """Host memory that it takes until its parameters are on their devices, and the largest of them."""
+    passing: int
+    """Host memory that it takes meanwhile: what is held, and the largest part on its way to a device."""
+    placed: int
+    """What this process's devices hold of it in the end, copies not counted."""
 
 
 def _groups(leaves: Leaves, asked: Mapping[Path, Any]) -> list[_Group]:
@@ -92,42 +107,75 @@ def _groups(leaves: Leaves, asked: Mapping[Path, Any]) -> list[_Group]:
         together.setdefault(id(path if source is None else source), []).append(path)
     groups = []
     for paths in together.values():
-        sizes = [leaves[path].size * np.dtype(asked[path].dtype).itemsize for path in paths]
+        sizes = [_sizes(leaves[path], asked[path]) for path in paths]
         source = leaves[paths[0]].source
-        if source is None or source.piece_nbytes <= min(_part_nbytes(leaves[path], asked[path]) for path in paths):
-            groups += [_Group(paths=[path], source=None, nbytes=size) for path, size in zip(paths, sizes, strict=True)]
+        if source is None or source.piece_nbytes <= min(size.read for size in sizes):
+            groups += [
+                _Group(paths=[path], source=None, passing=size.read + size.part, placed=size.placed)
+                for path, size in zip(paths, sizes, strict=True)
+            ]
         else:
-            groups.append(_Group(paths=paths, source=source, nbytes=source.nbytes + max(sizes)))
-    return sorted(groups, key=lambda group: -group.nbytes)
+            passing = source.nbytes + max(size.part for size in sizes)
+            placed = sum(size.placed for size in sizes)
+            groups.append(_Group(paths=paths, source=source, passing=passing, placed=placed))
+    return sorted(groups, key=lambda group: -group.passing)
 
 
-def _part_nbytes(leaf: LazyArray, asked: Any) -> int:
-    """The least that is read of ``leaf`` at once, as it is stored."""
+@dataclass(frozen=True, kw_only=True)
+class _Sizes:
+    """Bytes of one parameter."""
+
+    read: int
+    """Read at once, as it is stored."""
+    part: int
+    """One device's part, as it is served."""
+    placed: int
+    """All parts of this process's devices that differ."""
+
+
+def _sizes(leaf: LazyArray, asked: Any) -> _Sizes:
     sharding = getattr(asked, "sharding", None)
-    shape = leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
-    nbytes = math.prod(shape) * leaf.dtype.itemsize
-    return nbytes if leaf.dtype == np.dtype(asked.dtype) else min(nbytes, _PIECE_BYTES)
+    dtype = np.dtype(asked.dtype)
+    size = math.prod(leaf.shape if sharding is None else sharding.shard_shape(leaf.shape))
+    parts = 1 if sharding is None else len(_holders(leaf.shape, sharding))
+    stored = size * leaf.dtype.itemsize
+    return _Sizes(
+        read=stored if leaf.dtype == dtype else min(stored, _PIECE_BYTES),
+        part=size * dtype.itemsize,
+        placed=size * dtype.itemsize * parts,
+    )
+
+
+def _holders(
+    shape: tuple[int, ...], sharding: jax.sharding.Sharding
+) -> dict[tuple[tuple[int, int], ...], list[jax.Device]]:
+    """Each part (start and stop on every axis), and the devices of this process that hold it."""
+    holders: dict[tuple[tuple[int, int], ...], list[jax.Device]] = {}
+    for device, index in sharding.addressable_devices_indices_map(shape).items():
+        ends = tuple(s.indices(n)[:2] for s, n in zip(index or (), shape, strict=True))
+        holders.setdefault(ends, []).append(device)
+    return holders
 
 
 def _place_one(leaf: LazyArray, dtype: np.dtype, sharding: jax.sharding.Sharding) -> jax.Array:
-    parts: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
-
-    def part(index: Any) -> np.ndarray:
-        """What one device holds; devices that hold the same share it."""
-        region = tuple(slice(*s.indices(n)[:2]) for s, n in zip(index, leaf.shape, strict=True))
-        key = tuple((s.start, s.stop) for s in region)
-        if key not in parts:
-            parts[key] = _read_cast(leaf, region, dtype)
-        return parts[key]
-
-    return jax.make_array_from_callback(leaf.shape, sharding, part)
+    """A part at a time, which the host does not keep; devices that hold the same have it from one reading."""
+    parts: list[jax.Array] = []
+    for ends, devices in _holders(leaf.shape, sharding).items():
+        values = _read_cast(leaf, tuple(slice(*pair) for pair in ends), dtype)
+        there = [jax.sharding.SingleDeviceSharding(device, memory_kind=sharding.memory_kind) for device in devices]
+        parts += jax.block_until_ready([jax.device_put(values, one) for one in there])
+    return jax.make_array_from_single_device_arrays(leaf.shape, sharding, parts)
 
 
 def _read_cast(leaf: LazyArray, region: Region, dtype: np.dtype) -> np.ndarray:
     shape = tuple(s.stop - s.start for s in region)
+    out = aligned_empty(shape, dtype)
     if not shape or leaf.dtype == dtype:
-        return np.ascontiguousarray(leaf.read(region), dtype).reshape(shape)
-    out = np.empty(shape, dtype)
+        values = leaf.read(region)
+        if values.flags.c_contiguous and values.dtype == dtype:
+            return values.reshape(shape)
+        out[...] = values
+        return out
     row_bytes = max(1, out[:1].size * leaf.dtype.itemsize)
     step = max(1, _PIECE_BYTES // row_bytes)
     for first in range(0, shape[0], step):
@@ -137,21 +185,34 @@ def _read_cast(leaf: LazyArray, region: Region, dtype: np.dtype) -> np.ndarray:
 
 
 class _Budget:
-    """Bytes that may be held at once; one that asks for more than there are waits until it is alone."""
+    """Bytes that may be held at once, given out in the order in which they are asked for; whoever asks for more than
+    there are waits until it is alone."""
 
     def __init__(self, total: int) -> None:
         self._total = total
         self._held = 0
+        self._users = 0
+        self._waiting: deque[object] = deque()
         self._changed = threading.Condition()
 
     @contextmanager
-    def take(self, count: int) -> Iterator[None]:
+    def take(self, passing: int, *, kept: int) -> Iterator[None]:
+        """``passing`` bytes until the context ends, and ``kept`` for good."""
+        turn = object()
         with self._changed:
-            self._changed.wait_for(lambda: self._held == 0 or self._held + count <= self._total)
-            self._held += count
+            self._waiting.append(turn)
+            self._changed.wait_for(lambda: self._waiting[0] is turn and self._fits(passing + kept))
+            self._waiting.popleft()
+            self._held += passing + kept
+            self._users += 1
+            self._changed.notify_all()
         try:
             yield
         finally:
             with self._changed:
-                self._held -= count
+                self._held -= passing
+                self._users -= 1
                 self._changed.notify_all()
+
+    def _fits(self, count: int) -> bool:
+        return self._users == 0 or self._held + count <= self._total

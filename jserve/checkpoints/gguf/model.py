@@ -10,15 +10,13 @@ from typing import Any
 import numpy as np
 from gguf import GGMLQuantizationType
 
-from jserve.checkpoints.checkpoint import Checkpoint
+from jserve.checkpoints.checkpoint import Checkpoint, param_shapes
 from jserve.checkpoints.gguf import gemma, gpt2, llama
 from jserve.checkpoints.gguf.file import GgufFile, GgufTensor
 from jserve.checkpoints.gguf.tensors import READABLE, read_tensor, stored_dtype
 from jserve.checkpoints.key_map import KeyMap, plan_leaves
 from jserve.checkpoints.lazy import LazyArray
-from jserve.checkpoints.tree import flatten
 from jserve.errors import CheckpointError, UnsupportedModel
-from jserve.models.registry import build_abstract, family
 from jserve.text.from_gguf import tokenizer_from_gguf
 from jserve.text.tokenizer import Tokenizer
 
@@ -79,8 +77,7 @@ def gguf_checkpoint(file: GgufFile, *, source: str) -> Checkpoint:
     kind = architecture(file)
     config = kind.config(file)
     tokenizer = _tokenizer(file)
-    _, state = build_abstract(family(kind.family), config, np.dtype(np.float32))
-    wanted = {path: tuple(leaf.shape) for path, leaf in flatten(state).items()}
+    wanted = param_shapes(kind.family, config)
     template = file.metadata.get("tokenizer.chat_template")
     kinds = sorted({tensor.kind.name for tensor in file.tensors.values()})
     return Checkpoint(

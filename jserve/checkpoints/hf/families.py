@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from jserve.checkpoints.hf import bert, gemma, gpt2, llama
 from jserve.checkpoints.key_map import KeyMap
-from jserve.errors import UnsupportedModel
+from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.models.config import ModelConfig
 
-__all__ = ["HF_FAMILIES", "HfFamily", "hf_family"]
+__all__ = ["HF_FAMILIES", "HfFamily", "hf_family", "hf_model"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,3 +52,30 @@ def hf_family(values: Mapping[str, Any]) -> HfFamily:
         known = ", ".join(sorted(HF_FAMILIES))
         raise UnsupportedModel(f"config.json has the model_type {kind!r}; read from Hugging Face folders: {known}")
     return HF_FAMILIES[kind]
+
+
+def hf_model(path: Path, values: Mapping[str, Any]) -> tuple[HfFamily, ModelConfig]:
+    """The family and the settings of the config.json at ``path``, which holds ``values``.
+
+    Raises UnsupportedModel for other families, with the known ones, for weights that are quantized and for settings
+    that are not built; CheckpointError for those that are malformed. All name the file or its folder.
+    """
+    kind = values.get("model_type")
+    if not isinstance(kind, str) or kind not in HF_FAMILIES:
+        raise UnsupportedModel(
+            f"{path} has the model_type {kind!r}; read from Hugging Face folders: {', '.join(sorted(HF_FAMILIES))}",
+            fix="write it as a module of your own, save its parameters with Orbax, and serve that: "
+            "jserve serve package.module:Class --checkpoint DIR",
+        )
+    quantized = values.get("quantization_config")
+    if quantized is not None:
+        method = quantized.get("quant_method") if isinstance(quantized, Mapping) else quantized
+        raise UnsupportedModel(
+            f"{path} says that the weights are quantized ({method}); such ones are not read",
+            fix="take the model in float32, float16 or bfloat16, or as GGUF",
+        )
+    found = HF_FAMILIES[kind]
+    try:
+        return found, found.config(values)
+    except CheckpointError as error:
+        raise type(error)(f"{path.parent}: {error.message}", fix=error.fix) from None

@@ -6,21 +6,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from jserve.checkpoints.checkpoint import Checkpoint
+from jserve.checkpoints.checkpoint import Checkpoint, param_shapes
 from jserve.checkpoints.encoder import EncoderSettings
-from jserve.checkpoints.hf.families import HF_FAMILIES, HfFamily, hf_family
+from jserve.checkpoints.hf.families import HfFamily, hf_model
 from jserve.checkpoints.hf.files import read_json
 from jserve.checkpoints.hf.generation import GENERATION_NAME, named_ends, read_sampling
 from jserve.checkpoints.hf.sentence_transformer import read_encoder_settings
 from jserve.checkpoints.hf.shards import open_tensors
 from jserve.checkpoints.key_map import plan_leaves
 from jserve.checkpoints.names import resolve_member
-from jserve.checkpoints.tree import flatten, main_dtype
-from jserve.errors import CheckpointError, UnsupportedModel
+from jserve.checkpoints.tree import main_dtype
+from jserve.errors import CheckpointError
 from jserve.models.config import ModelConfig
-from jserve.models.registry import build_abstract, family
 from jserve.text.from_hf import HfText, has_tokenizer, read_hf_tokenizer
 
 __all__ = ["CONFIG_NAME", "TEXT_SUFFIXES", "open_hf"]
@@ -41,11 +38,9 @@ def open_hf(folder: Path, *, source: str) -> Checkpoint:
     values = read_json(folder, CONFIG_NAME)
     if values is None:
         raise CheckpointError(f"{folder} holds no {CONFIG_NAME}; it says what the weights are", fix="fetch it too")
-    kind, config = _family(folder, values)
+    kind, config = hf_model(folder / CONFIG_NAME, values)
     tensors = open_tensors(folder)
-    _, state = build_abstract(family(kind.family), config, np.dtype(np.float32))
-    wanted = {path: tuple(leaf.shape) for path, leaf in flatten(state).items()}
-    leaves = plan_leaves(kind.key_map, tensors, wanted, where=str(folder))
+    leaves = plan_leaves(kind.key_map, tensors, param_shapes(kind.family, config), where=str(folder))
     text = _text(folder, kind)
     return Checkpoint(
         name=_name(folder),
@@ -62,29 +57,6 @@ def open_hf(folder: Path, *, source: str) -> Checkpoint:
         source=source,
         digests="not checked; sizes match their headers (--check reads every value)",
     )
-
-
-def _family(folder: Path, values: Mapping[str, Any]) -> tuple[HfFamily, ModelConfig]:
-    kind = values.get("model_type")
-    if not isinstance(kind, str) or kind not in HF_FAMILIES:
-        raise UnsupportedModel(
-            f"{folder / CONFIG_NAME} has the model_type {kind!r}; read from Hugging Face folders: "
-            f"{', '.join(sorted(HF_FAMILIES))}",
-            fix="write it as a module of your own, save its parameters with Orbax, and serve that: "
-            "jserve serve package.module:Class --checkpoint DIR",
-        )
-    quantized = values.get("quantization_config")
-    if quantized is not None:
-        method = quantized.get("quant_method") if isinstance(quantized, Mapping) else quantized
-        raise UnsupportedModel(
-            f"{folder / CONFIG_NAME} says that the weights are quantized ({method}); such ones are not read",
-            fix="take the model in float32, float16 or bfloat16, or as GGUF",
-        )
-    try:
-        found = hf_family(values)
-        return found, found.config(values)
-    except CheckpointError as error:
-        raise type(error)(f"{folder}: {error.message}", fix=error.fix) from None
 
 
 def _text(folder: Path, kind: HfFamily) -> HfText | None:

@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from jserve.checkpoints.hf.families import hf_family
+from jserve.checkpoints.hf.families import hf_model
 from jserve.checkpoints.hf.files import read_json
-from jserve.checkpoints.hf.generation import GENERATION_NAME, read_sampling
+from jserve.checkpoints.hf.generation import GENERATION_NAME, named_ends, read_sampling
 from jserve.checkpoints.key_map import KeyMap
 from jserve.checkpoints.manifest import MANIFEST_NAME
 from jserve.checkpoints.names import resolve_member
@@ -32,6 +32,7 @@ __all__ = [
     "places",
     "read_beside_sampling",
     "read_described",
+    "read_ends",
     "read_text",
 ]
 
@@ -50,6 +51,8 @@ class Described:
     """From Hugging Face's names; None where jserve.json describes the model."""
     path: Path
     """The file that says it."""
+    is_encoder: bool = False
+    """Whether it makes vectors of texts, as the files of sentence-transformers beside ``path`` say."""
 
 
 class _Manifest(msgspec.Struct):
@@ -92,12 +95,15 @@ def read_described(where: Sequence[Path]) -> Described | None:
     path = find_beside(where, CONFIG_NAME)
     if path is not None:
         values = read_json(path.parent, CONFIG_NAME) or {}
-        try:
-            found = hf_family(values)
-            config = found.config(values)
-        except CheckpointError as error:
-            raise type(error)(f"{path.parent}: {error.message}", fix=error.fix) from None
-        return Described(family=found.family, config=config, values=values, key_map=found.key_map, path=path)
+        found, config = hf_model(path, values)
+        return Described(
+            family=found.family,
+            config=config,
+            values=values,
+            key_map=found.key_map,
+            is_encoder=found.is_encoder,
+            path=path,
+        )
     path = find_beside(where, MANIFEST_NAME)
     if path is None:
         return None
@@ -109,13 +115,19 @@ def read_described(where: Sequence[Path]) -> Described | None:
     return Described(family=manifest.family, config=config, values={}, key_map=None, path=path)
 
 
-def read_text(where: Sequence[Path]) -> tuple[HfText, Path] | None:
+def read_text(where: Sequence[Path], *, of_encoder: bool = False) -> tuple[HfText, Path] | None:
     """The nearest tokenizer with what it says about chats, and its folder; None where there is none.
 
     Raises as ``read_hf_tokenizer`` does.
     """
     place = next((place for place in where if has_tokenizer(place)), None)
-    return None if place is None else (read_hf_tokenizer(place), place)
+    return None if place is None else (read_hf_tokenizer(place, of_encoder=of_encoder), place)
+
+
+def read_ends(where: Sequence[Path], described: Described) -> tuple[int, ...]:
+    """Ids that end a text, where there is no tokenizer to ask."""
+    path = find_beside(where, GENERATION_NAME)
+    return named_ends({} if path is None else read_json(path.parent, GENERATION_NAME) or {}, described.values)
 
 
 def read_beside_sampling(where: Sequence[Path]) -> dict[str, int | float]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path as FilePath
 
-import numpy as np
-
-from jserve.checkpoints.checkpoint import Checkpoint
-from jserve.checkpoints.hf.generation import named_ends
+from jserve.checkpoints.checkpoint import Checkpoint, param_shapes
+from jserve.checkpoints.encoder import EncoderSettings
+from jserve.checkpoints.hf.sentence_transformer import read_encoder_settings
 from jserve.checkpoints.key_map import KeyMap, Leaves, Path, plan_leaves
 from jserve.checkpoints.lazy import LazyArray
 from jserve.checkpoints.manifest import MANIFEST_NAME
@@ -18,6 +17,7 @@ from jserve.checkpoints.orbax.beside import (
     places,
     read_beside_sampling,
     read_described,
+    read_ends,
     read_text,
 )
 from jserve.checkpoints.orbax.known_trees import recognise
@@ -25,9 +25,8 @@ from jserve.checkpoints.orbax.layout import ITEMS, is_step_name
 from jserve.checkpoints.orbax.peel import fit_tree, holds, peel
 from jserve.checkpoints.orbax.read import Kvstore
 from jserve.checkpoints.orbax.saved import Saved, open_saved
-from jserve.checkpoints.tree import flatten, main_dtype
+from jserve.checkpoints.tree import main_dtype
 from jserve.errors import UnsupportedModel
-from jserve.models.registry import build_abstract, family
 from jserve.progress import SILENT, Progress
 
 __all__ = ["open_orbax", "orbax_checkpoint"]
@@ -61,7 +60,7 @@ def orbax_checkpoint(saved: Saved, *, source: str, progress: Progress = SILENT) 
             fix=f"copy the model's {CONFIG_NAME} there, or {_OWN_MODULE}",
         )
     leaves, kind = _leaves(saved, described)
-    found = read_text(where)
+    found = read_text(where, of_encoder=described.is_encoder)
     text = None if found is None else found[0]
     progress.note(f"settings from {described.path}")
     return Checkpoint(
@@ -74,7 +73,8 @@ def orbax_checkpoint(saved: Saved, *, source: str, progress: Progress = SILENT) 
         tokenizer=None if text is None else text.tokenizer,
         chat_template=None if text is None else text.chat_template,
         generation=read_beside_sampling(where),
-        eos_ids=named_ends(described.values) if text is None else text.tokenizer.eos_ids,
+        eos_ids=read_ends(where, described) if text is None else text.tokenizer.eos_ids,
+        encoder=_encoder(described),
         source=source,
         digests="not checked; pieces that are missing or damaged are found when they are read",
     )
@@ -82,8 +82,7 @@ def orbax_checkpoint(saved: Saved, *, source: str, progress: Progress = SILENT) 
 
 def _leaves(saved: Saved, described: Described) -> tuple[Leaves, str]:
     """The parameters, and in words what tree they were in."""
-    _, state = build_abstract(family(described.family), described.config, np.dtype(np.float32))
-    wanted = {path: tuple(leaf.shape) for path, leaf in flatten(state).items()}
+    wanted = param_shapes(described.family, described.config)
     where = str(saved.layout.arrays)
     if holds(saved.tree, wanted):
         fitted = fit_tree(saved.tree, wanted, where=where, custom=saved.custom)
@@ -100,6 +99,13 @@ def _leaves(saved: Saved, described: Described) -> tuple[Leaves, str]:
         )
     tensors = _under_its_name(known.tensors(params, described.values, where), peeled.root, described.key_map)
     return plan_leaves(described.key_map, tensors, wanted, where=where), f"a tree of {known.name}"
+
+
+def _encoder(described: Described) -> EncoderSettings | None:
+    if not described.is_encoder:
+        return None
+    config = described.config
+    return read_encoder_settings(described.path.parent, dimensions=config.hidden_size, max_position=config.max_position)
 
 
 def _under_its_name(tensors: dict[str, LazyArray], root: Path, key_map: KeyMap) -> dict[str, LazyArray]:

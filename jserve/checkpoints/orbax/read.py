@@ -7,22 +7,20 @@ metadata gives. How the tree was sharded when it was saved is not asked.
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path as FilePath
 from typing import Any
 
 import msgspec
-import numpy as np
 import tensorstore as ts
 
 from jserve.checkpoints.key_map import Path, raise_all
-from jserve.checkpoints.lazy import LazyArray, Region
+from jserve.checkpoints.lazy import LazyArray
 from jserve.checkpoints.names import member_path, resolve_member
+from jserve.checkpoints.orbax.array import CONTEXT, COPY_FIX, StoredArray, raise_store_failure, reason
 from jserve.checkpoints.orbax.msgpack import read_msgpack
-from jserve.errors import CheckpointError, SourceError
+from jserve.checkpoints.orbax.whole import broken_database, broken_folders
+from jserve.errors import CheckpointError
 
 __all__ = [
     "MANIFEST_NAME",
@@ -41,28 +39,6 @@ MANIFEST_NAME = "manifest.ocdbt"
 _MAX_METADATA_BYTES = 64 << 20
 _MAX_ARRAYS = 200_000
 _MAX_DEPTH = 64
-_RETRIES = {"max_retries": 5, "initial_delay": "500ms", "max_delay": "4s"}
-"""A store that cannot be reached is given up after seconds. TensorStore's own limits come to a quarter of an hour."""
-_CONTEXT = {
-    "cache_pool": {"total_bytes_limit": 0},
-    "cache_pool#index": {"total_bytes_limit": 16 << 20},
-    "data_copy_concurrency": {"limit": 2},
-    "file_io_concurrency": {"limit": 8},
-    "s3_request_concurrency": {"limit": 16},
-    "gcs_request_concurrency": {"limit": 16},
-    "s3_request_retries": _RETRIES,
-    "gcs_request_retries": _RETRIES,
-}
-"""What TensorStore may hold and do at once; ``#index`` holds the nodes that say where OCDBT's values lie. A context a
-checkpoint: a context remembers the folders that it saw."""
-_STORE_FAILS = (
-    "PERMISSION_DENIED",
-    "UNAUTHENTICATED",
-    "UNAVAILABLE",
-    "ABORTED",
-    "DEADLINE_EXCEEDED",
-)
-"""Statuses of an object store that cannot be asked; they say nothing of the checkpoint."""
 _NO_ARRAYS = frozenset({"None", "Dict", "List", "Tuple", "NamedTuple", "string"})
 """Values of a tree that are empty, or lie elsewhere than in arrays."""
 
@@ -134,10 +110,20 @@ def read_tree(folder: FilePath, *, base: Kvstore | None = None) -> dict[Path, La
         ocdbt = (folder / MANIFEST_NAME).exists()
     if ocdbt and not (folder / MANIFEST_NAME).exists():
         raise CheckpointError(f"{folder} is damaged: {MANIFEST_NAME}, the index of its arrays, is missing")
+    every_piece = metadata.store_array_data_equal_to_fill_value
+    counted_in = None
     if base is None:
         _refuse_links(folder, [MANIFEST_NAME, "d"] if ocdbt else [".".join(path) for path in paths])
         base = file_kvstore(folder)
         where = str(folder)
+        if ocdbt:
+            try:
+                broken = broken_database(folder, ts.Context(CONTEXT))
+            except (ValueError, OSError):
+                broken = []  # each array says so, when it is opened
+            raise_all(f"{folder} is damaged:", broken, fix=COPY_FIX)
+        elif every_piece:
+            counted_in = folder
     else:
         where = _said(base)
     return _open_arrays(
@@ -145,7 +131,8 @@ def read_tree(folder: FilePath, *, base: Kvstore | None = None) -> dict[Path, La
         {path: ".".join(path) for path in paths},
         {"driver": "ocdbt", "base": dict(base), "cache_pool": "cache_pool#index"} if ocdbt else base,
         driver="zarr3" if metadata.use_zarr3 else "zarr",
-        missing_is_zero=not metadata.store_array_data_equal_to_fill_value,
+        missing_is_zero=not every_piece,
+        counted_in=counted_in,
     )
 
 
@@ -171,10 +158,17 @@ def read_folders(folder: FilePath, *, base: Kvstore | None = None) -> dict[Path,
 
 
 def _open_arrays(
-    where: str, names: Mapping[Path, str], store: Kvstore, *, driver: str, missing_is_zero: bool
+    where: str,
+    names: Mapping[Path, str],
+    store: Kvstore,
+    *,
+    driver: str,
+    missing_is_zero: bool,
+    counted_in: FilePath | None = None,
 ) -> dict[Path, LazyArray]:
     """The arrays at ``names`` of ``store``; ``driver`` is TensorStore's name of their format, ``where`` stands in
-    errors. Raises CheckpointError that lists all that cannot be opened, SourceError where the store cannot be asked."""
+    errors. ``counted_in``: a folder that all of their files must be in. Raises CheckpointError that lists all that
+    cannot be opened, SourceError where the store cannot be asked."""
     in_database = store["driver"] == "ocdbt"  # names are its keys then, and no paths
     specs = {
         path: {
@@ -185,24 +179,30 @@ def _open_arrays(
         for path, name in names.items()
     }
     # All at once: an object store answers each after a while.
-    context = ts.Context(_CONTEXT)
+    context = ts.Context(CONTEXT)
     futures = {path: ts.open(spec, open=True, read=True, context=context) for path, spec in specs.items()}
+    opened: dict[Path, Any] = {}
     arrays: dict[Path, LazyArray] = {}
     wrong: dict[str, list[str]] = {}
     for path, future in futures.items():
         try:
-            stored = _Stored(specs[path], future.result(), where=where, name=".".join(path))
+            opened[path] = future.result()
+            stored = StoredArray(specs[path], opened[path], where=where, name=".".join(path))
             arrays[path] = stored.lazy()
         except (ValueError, OSError, TypeError) as error:
-            _raise_store_failure(where, error)
-            wrong.setdefault(_reason(error), []).append(".".join(path))
+            raise_store_failure(where, error)
+            wrong.setdefault(reason(error), []).append(".".join(path))
     raise_all(
         f"{where} is damaged; arrays that cannot be opened:",
         [
             f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}: {reason}"
             for reason, names in wrong.items()
         ],
+        fix=COPY_FIX,
     )
+    if counted_in is not None:
+        lost = broken_folders(counted_in, {names[path]: array for path, array in opened.items()})
+        raise_all(f"{where} is damaged:", lost, fix=COPY_FIX)
     return arrays
 
 
@@ -232,60 +232,3 @@ def _refuse_links(folder: FilePath, names: Iterable[str]) -> None:
     """Files of arrays may not be links out of ``folder``, nor names lead out of it."""
     for name in names:
         resolve_member(folder, name)
-
-
-class _Stored:
-    """One array in TensorStore; the ``Source`` of its LazyArray."""
-
-    def __init__(self, spec: Mapping[str, Any], array: Any, *, where: str, name: str) -> None:
-        self._spec = spec
-        self._array = array
-        self._where, self._name = where, name
-        self._dtype = np.dtype(array.dtype.numpy_dtype)
-        size = math.prod(array.shape) * self._dtype.itemsize
-        self.piece_nbytes = math.prod(array.chunk_layout.read_chunk.shape or ()) * self._dtype.itemsize
-        self.nbytes = size + self.piece_nbytes  # a piece as it is stored, and unpacked
-
-    def lazy(self) -> LazyArray:
-        return LazyArray(
-            shape=tuple(self._array.shape),
-            dtype=self._dtype,
-            read_region=self._read,
-            source=self if self._array.shape else None,
-        )
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        before = self._array
-        context = ts.Context({**_CONTEXT, "cache_pool": {"total_bytes_limit": 2 * self.nbytes}})
-        self._array = self._await(ts.open(dict(self._spec), open=True, read=True, context=context))
-        try:
-            yield
-        finally:
-            self._array = before  # what was held goes with the other
-
-    def _read(self, region: Region) -> np.ndarray:
-        values: np.ndarray = self._await(self._array[region].read())
-        return values
-
-    def _await(self, future: Any) -> Any:
-        try:
-            return future.result()
-        except (ValueError, OSError) as error:
-            _raise_store_failure(self._where, error)
-            raise CheckpointError(f"{self._where} is damaged at {self._name}: {_reason(error)}") from None
-
-
-def _raise_store_failure(where: str, error: Exception) -> None:
-    if "://" in where and str(error).startswith(_STORE_FAILS):
-        raise SourceError(f"{where} cannot be read: {_reason(error)}", fix="check the network and the credentials")
-
-
-def _reason(error: Exception) -> str:
-    """What TensorStore says, without the specification and without the layers that the error came through: its status,
-    and the innermost ``Error ...``."""
-    line = (str(error).splitlines() or [type(error).__name__])[0]
-    line = re.split(r" \[(?:tensorstore_spec|source locations|os_error_code|http_|curl_code|x-)", line)[0]
-    status = re.match(r"[A-Z_]+: ", line)
-    start = line.rfind("Error ")
-    return (line if start < 0 else f"{status[0] if status else ''}{line[start:]}")[:300]

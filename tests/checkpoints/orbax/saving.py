@@ -1,10 +1,14 @@
 """Checkpoints as Orbax and Flax write them, of one tiny tree."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import orbax.checkpoint as ocp
-from flax import nnx
+from flax import nnx, serialization
+from flax.training.train_state import TrainState
 from orbax.checkpoint.experimental import v1
 
 
@@ -69,6 +73,33 @@ def save_composite(path, trees):
     )
 
 
+def save_v1_steps(path, trees):
+    with v1.training.Checkpointer(path) as checkpointer:
+        for step, tree in trees.items():
+            checkpointer.save(step, tree)
+
+
+def save_msgpack(path, tree, name="flax_model.msgpack"):
+    path.mkdir()
+    Path(path / name).write_bytes(serialization.to_bytes(tree))
+
+
+def linen_state(params):
+    """As a Linen trainer has it after a step: optax's own states hold more trees like the parameters'."""
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
+    return TrainState.create(apply_fn=None, params=params, tx=optimizer).replace(step=jnp.asarray(7))
+
+
+def optimizer_of(module):
+    return nnx.Optimizer(module, optax.adamw(1e-3), wrt=nnx.Param)
+
+
+def stacked(params, axis):
+    """``params`` with its layers in one array a kind."""
+    layers = [params["layers"][i] for i in sorted(params["layers"])]
+    return {**params, "layers": jax.tree.map(lambda *leaves: np.stack(leaves, axis), *layers)}
+
+
 def train_state(params):
     zeros = jax.tree.map(jnp.zeros_like, params)
     return {"model": {"params": params, "opt_state": {"0": {"mu": zeros, "nu": zeros}}, "step": 7}}
@@ -85,7 +116,48 @@ WRITERS = {
     "v1": v1.save,
     "v1, items": lambda path, tree: v1.save_checkpointables(path, {"model_params": tree, "x": {"a": jnp.ones(3)}}),
     "train state": lambda path, tree: save_standard(path, train_state(tree)),
+    "v1, steps": lambda path, tree: save_v1_steps(path, {3: jax.tree.map(jnp.zeros_like, tree), 23: tree}),
+    "Linen train state": lambda path, tree: save_standard(path, linen_state(tree)),
+    "Linen train state, PyTreeCheckpointer": lambda path, tree: save(path, linen_state(tree), use_ocdbt=False),
+    "Linen train state, items": lambda path, tree: save_steps(
+        path,
+        {5: linen_state(tree)},
+        items=lambda state: ocp.args.Composite(items=ocp.args.PyTreeSave(state)),
+    ),
+    "Linen train state, as Flax's guide": lambda path, tree: save_steps(
+        path, {1: {"model": linen_state(tree), "config": {"width": 8}, "data": [jnp.ones(3)]}}
+    ),
+    "msgpack": save_msgpack,
+    "msgpack of a train state": lambda path, tree: save_msgpack(path, linen_state(tree), "checkpoint"),
     "params of a train state": lambda path, tree: save(
         path, {"params": {"params": tree}, "step": 3, "rng": jnp.ones(2)}
     ),
 }
+
+MODULE_WRITERS = {
+    "nnx.state": lambda path, module: save_standard(path, nnx.state(module)),
+    "nnx.state, zarr3": lambda path, module: save(path, nnx.state(module), use_zarr3=True),
+    "nnx.state, without OCDBT": lambda path, module: save(path, nnx.state(module), use_ocdbt=False),
+    "nnx.state, v1": lambda path, module: v1.save(path, nnx.state(module)),
+    "pure dict": lambda path, module: save_standard(path, nnx.to_pure_dict(nnx.state(module, nnx.Param))),
+    "nnx.Optimizer beside its model": lambda path, module: save_standard(
+        path, {"model": nnx.state(module), "optimizer": nnx.state(optimizer_of(module))}
+    ),
+    "nnx.ModelAndOptimizer": lambda path, module: save_standard(
+        path, nnx.state(nnx.ModelAndOptimizer(module, optax.adamw(1e-3), wrt=nnx.Param))
+    ),
+    "items model and optimizer": lambda path, module: save_steps(
+        path,
+        {4: module},
+        items=lambda module: ocp.args.Composite(
+            model=ocp.args.StandardSave(nnx.state(module)),
+            optimizer=ocp.args.StandardSave(nnx.state(optimizer_of(module))),
+        ),
+    ),
+    "items state, of steps": lambda path, module: save_steps(
+        path,
+        {4: module},
+        items=lambda module: ocp.args.Composite(state=ocp.args.PyTreeSave({"params": nnx.state(module, nnx.Param)})),
+    ),
+}
+"""The same for what only a module can be saved as."""

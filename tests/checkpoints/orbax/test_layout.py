@@ -30,6 +30,15 @@ WORDS = {
     "v1": "Orbax checkpoint (v1 API), item state (OCDBT, zarr3)",
     "v1, items": "Orbax checkpoint (v1 API), item model_params (others: x) (OCDBT, zarr3)",
     "train state": "Orbax checkpoint (OCDBT, zarr)",
+    "v1, steps": "Orbax checkpoint, step 23 of 2 finished, 0 unfinished, item state (OCDBT, zarr3)",
+    "Linen train state": "Orbax checkpoint (OCDBT, zarr)",
+    "Linen train state, PyTreeCheckpointer": "Orbax checkpoint (zarr in a folder each)",
+    "Linen train state, items": ("Orbax checkpoint, step 5 of 1 finished, 0 unfinished, item items (OCDBT, zarr)"),
+    "Linen train state, as Flax's guide": (
+        "Orbax checkpoint, step 1 of 1 finished, 0 unfinished, item default (OCDBT, zarr)"
+    ),
+    "msgpack": "Flax msgpack file flax_model.msgpack (msgpack)",
+    "msgpack of a train state": "Flax msgpack file checkpoint (msgpack)",
     "params of a train state": "Orbax checkpoint (OCDBT, zarr)",
 }
 
@@ -111,6 +120,7 @@ def _cut(path):
     ("damage", "words"),
     [
         (lambda step: _cut(step / "default" / "_METADATA"), "_METADATA is damaged"),
+        (lambda step: (step / "default" / "_METADATA").write_bytes(b""), "_METADATA is damaged"),
         (
             lambda step: (step / "default" / "manifest.ocdbt").unlink(),
             "manifest.ocdbt, the index of its arrays, is missing",
@@ -138,21 +148,74 @@ def test_a_damaged_step_is_passed_over_and_refused_where_it_is_named(tmp_path, p
         open_saved(tmp_path / "run")
 
 
-def test_a_lost_chunk_is_damage_and_not_zeros(tmp_path, params):
-    save(tmp_path / "ck", params, use_ocdbt=False)
-    (tmp_path / "ck" / "layers.1.kernel" / "0.0").unlink()
-    leaf = open_saved(tmp_path / "ck").tree["layers", "1", "kernel"]
-    with pytest.raises(CheckpointError, match=f"{tmp_path}/ck is damaged at layers.1.kernel: "):
-        leaf.read()
+LARGER = {name: {"kernel": np.random.default_rng(0).standard_normal((300, 8), np.float32)} for name in ("a", "b")}
+"""Arrays that OCDBT keeps in files of data, as small ones it does not."""
 
 
-def test_a_damaged_chunk_is_found_when_it_is_read(tmp_path, params):
-    save(tmp_path / "ck", params, use_ocdbt=False)
-    _cut(tmp_path / "ck" / "layers.1.kernel" / "0.0")
+def _data_file(folder):
+    """The largest file of an OCDBT database."""
+    return max((folder / "ocdbt.process_0" / "d").iterdir(), key=lambda path: path.stat().st_size)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (_cut, r"has \d+ bytes of at least \d+; in it lie "),
+        (lambda file: file.write_bytes(b""), r"has 0 bytes of at least \d+; in it lie "),
+        (lambda file: file.unlink(), "is missing; in it lie "),
+    ],
+)
+def test_a_step_whose_arrays_are_cut_off_is_passed_over(tmp_path, damage, words):
+    save_steps(tmp_path / "run", {3: LARGER, 12: LARGER})
+    file = _data_file(tmp_path / "run" / "12" / "default")
+    damage(file)
+    progress = Notes()
+    saved = open_saved(tmp_path / "run", progress=progress)
+    assert saved.layout.step == "3"
+    assert_same(saved.tree, LARGER)
+    with pytest.raises(CheckpointError, match=f"{file.name} {words}") as error:
+        open_saved(tmp_path / "run" / "12")
+    assert error.value.message.startswith(f"{tmp_path}/run/12/default is damaged:")
+    assert "kernel" not in error.value.message.partition("in it lie ")[0]
+    assert error.value.message.partition("in it lie ")[2] in ("a.kernel", "b.kernel", "a.kernel, b.kernel")
+    assert error.value.fix == "copy it anew from where it was made, or give an older step"
+    assert error.value.message in progress.notes[0]
+
+
+def test_a_database_that_leads_out_of_its_folder_is_refused(tmp_path):
+    save(tmp_path / "ck", LARGER)
+    file = _data_file(tmp_path / "ck")
+    shutil.move(file, tmp_path / "outside")
+    file.symlink_to(tmp_path / "outside")
+    with pytest.raises(SourceError, match=file.name):
+        open_saved(tmp_path / "ck")
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda file: file.unlink(), "layers.1.kernel has 0 of its 1 files"),
+        (lambda file: file.write_bytes(b""), "layers.1.kernel/.* is empty"),
+    ],
+)
+@pytest.mark.parametrize("zarr3", [False, True])
+def test_a_lost_chunk_is_damage_and_not_zeros(tmp_path, params, zarr3, damage, words):
+    save(tmp_path / "ck", params, use_ocdbt=False, use_zarr3=zarr3)
+    damage(tmp_path / "ck" / "layers.1.kernel" / ("c/0/0" if zarr3 else "0.0"))
+    with pytest.raises(CheckpointError, match=rf"{tmp_path}/ck is damaged:\n  {words}"):
+        open_saved(tmp_path / "ck")
+
+
+@pytest.mark.parametrize("zarr3", [False, True])
+def test_a_damaged_chunk_is_found_when_it_is_read_and_named_with_its_file(tmp_path, params, zarr3):
+    save(tmp_path / "ck", params, use_ocdbt=False, use_zarr3=zarr3)
+    file = tmp_path / "ck" / "layers.1.kernel" / ("c/0/0" if zarr3 else "0.0")
+    _cut(file)
     tree = open_saved(tmp_path / "ck").tree
     tree["layers", "0", "kernel"].read()
-    with pytest.raises(CheckpointError, match=f"{tmp_path}/ck is damaged at layers.1.kernel: "):
+    with pytest.raises(CheckpointError, match=f"{tmp_path}/ck is damaged at layers.1.kernel: .*{file}") as error:
         tree["layers", "1", "kernel"].read()
+    assert error.value.fix == "copy it anew from where it was made, or give an older step"
 
 
 def test_folders_of_arrays_without_metadata(tmp_path, params):

@@ -246,3 +246,40 @@ def test_what_trainers_saved_is_converted_in_either_form(tmp_path, to):
     assert found.keys() == weights.keys()
     for name, value in found.items():
         np.testing.assert_allclose(value, weights[name], rtol=1e-6)  # queries are divided there, and multiplied here
+
+
+BERT = {
+    "model_type": "bert",
+    "vocab_size": 300,
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 32,
+    "type_vocab_size": 2,
+}
+
+
+def test_an_encoder_has_its_settings_from_beside_it(tmp_path):
+    found = HF_FAMILIES["bert"]
+    _, state = build_abstract(family("bert"), found.config(BERT), np.float32)
+    tree = unflatten_like(state, {path: np.ones(leaf.shape, np.float32) for path, leaf in flatten(state).items()})
+    save_standard(described(tmp_path, BERT) / "ck", {"params": tree})
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 16}')
+    (tmp_path / "tokenizer.json").write_text(ByteTokenizer().to_json())
+    checkpoint = open_(tmp_path / "ck")
+    assert checkpoint.encoder is not None
+    assert (checkpoint.encoder.max_tokens, checkpoint.encoder.pooling.how) == (16, "mean")
+
+
+def test_ends_are_named_by_the_generation_config_too(tmp_path):
+    save_standard(described(tmp_path, LLAMA | {"eos_token_id": 5}) / "ck", nested(WEIGHTS["llama"]))
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [6, 5]}')
+    assert open_(tmp_path / "ck").eos_ids == (6, 5)
+
+
+def test_quantized_weights_are_refused_by_name(tmp_path):
+    config = LLAMA | {"quantization_config": {"quant_method": "gptq"}}
+    save_standard(described(tmp_path, config) / "ck", nested(WEIGHTS["llama"]))
+    with pytest.raises(UnsupportedModel, match=r"config.json says that the weights are quantized \(gptq\)"):
+        open_(tmp_path / "ck")

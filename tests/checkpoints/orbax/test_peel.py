@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from flax import nnx
-from saving import assert_same, flat, save_standard, shapes, train_state
+from saving import assert_same, flat, save_standard, shapes, stacked, train_state
 
 from jserve.checkpoints.lazy import LazyArray
 from jserve.checkpoints.orbax.peel import fit_tree, peel
@@ -20,12 +20,6 @@ def lazy(tree):
         path: LazyArray(shape=leaf.shape, dtype=leaf.dtype, read_region=leaf.__getitem__)
         for path, leaf in flat(tree).items()
     }
-
-
-def stacked(params, axis):
-    """``params`` with its layers in one array a kind."""
-    layers = [params["layers"][i] for i in sorted(params["layers"])]
-    return {**params, "layers": jax.tree.map(lambda *leaves: np.stack(leaves, axis), *layers)}
 
 
 def test_the_whole_state_of_a_module(tmp_path, tiny, params):
