@@ -38,7 +38,7 @@ CASES = [
 
 def verified(case):
     """The case, with its row for the table in docs/models.md."""
-    how = "tiny random models: the parameters and settings that Hugging Face's files give"
+    how = "random weights: parameters and settings of safetensors"
     return pytest.param(case, marks=pytest.mark.verifies(FAMILY_NAMES[case], "GGUF", how))
 
 

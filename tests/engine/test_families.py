@@ -13,7 +13,7 @@ from jserve.models.naive import naive_logits
 
 QUICK = ["gemma3", "gpt2", "mixtral", "phi3_longrope", "qwen2_window"]
 """Between them every module, and everything that a family asks of attention and of rotation."""
-HOW = "tiny random models: greedy ids and logits of transformers at 8, 500 and 4,000 tokens or the model's limit"
+HOW = "random weights: logits and greedy ids of transformers at 8, 500 and 4,000 tokens, or at its limit"
 
 
 def verified(case):
