@@ -81,8 +81,10 @@ def test_logits_equal_transformers(case, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["llama_dynamic", "phi3_longrope"])
-def test_a_scaling_is_chosen_once_by_max_model_len(case, tmp_path):
+@pytest.mark.parametrize(
+    ("case", "other"), [("llama_dynamic", 64), ("phi3_longrope", 64), ("phi3_longrope_short", 512)]
+)
+def test_a_scaling_is_chosen_once_by_max_model_len(case, other, tmp_path):
     """From the settings of a server on, for prompts of any length. With another limit the ids are others."""
     tiny = read_tiny(case)
     folder = str(tiny.write(tmp_path / case))
@@ -91,7 +93,7 @@ def test_a_scaling_is_chosen_once_by_max_model_len(case, tmp_path):
         for prompt in tiny.prompts:
             (out,) = llm.generate(prompt.ids, SamplingParams(temperature=0, max_tokens=len(prompt.greedy)))
             assert out.token_ids == prompt.greedy, len(prompt.ids)
-    with LLM(folder, max_model_len=64, **settings) as llm:
+    with LLM(folder, max_model_len=other, **settings) as llm:
         prompt = tiny.prompts[0]
         (out,) = llm.generate(prompt.ids, SamplingParams(temperature=0, max_tokens=len(prompt.greedy)))
         assert out.token_ids != prompt.greedy

@@ -25,6 +25,7 @@ FAMILY_NAMES = {
     "mixtral": "Mixtral",
     "phi3": "Phi-3",
     "phi3_longrope": "Phi-4-mini",
+    "phi3_longrope_short": "Phi-4-mini",
     "qwen2": "Qwen2 and 2.5",
     "qwen2_window": "Qwen2 and 2.5",
     "qwen3": "Qwen3",

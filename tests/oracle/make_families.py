@@ -107,6 +107,10 @@ CASES: dict[str, tuple[type, dict[str, Any]]] = {
         transformers.Phi3Config,
         {"original_max_position_embeddings": 256, "tie_word_embeddings": True, "rope_parameters": LONGROPE},
     ),
+    "phi3_longrope_short": (
+        transformers.Phi3Config,
+        {"original_max_position_embeddings": 256, "tie_word_embeddings": True, "rope_parameters": LONGROPE},
+    ),
     "mixtral": (transformers.MixtralConfig, {"num_local_experts": 4, **EXPERTS}),
     "qwen3_moe": (
         transformers.Qwen3MoeConfig,
@@ -134,7 +138,7 @@ CASES: dict[str, tuple[type, dict[str, Any]]] = {
     ),
     "gpt2": (transformers.GPT2Config, GPT2),
 }
-SERVED = {"llama_dynamic": 4096, "phi3_longrope": 4096}
+SERVED = {"llama_dynamic": 4096, "phi3_longrope": 4096, "phi3_longrope_short": 256}
 """Tokens of the longest sequence, where a scaling depends on it."""
 
 
@@ -206,7 +210,7 @@ def make(
         model, saved, shapes = build(config, seed)
         if case in SERVED:
             force(model, SERVED[case])
-        limit = getattr(config, "n_positions", 4096) - NEW_TOKENS
+        limit = SERVED.get(case, getattr(config, "n_positions", 4096)) - NEW_TOKENS
         prompts = []
         try:
             for length in sorted({min(length, limit) for length in LENGTHS}):
