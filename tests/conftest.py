@@ -6,6 +6,7 @@ annotations. It must stand before the first import of any of them.
 
 import json
 import os
+import sys
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -24,6 +25,9 @@ install_import_hook(CHECKED, "beartype.beartype(conf=beartype.BeartypeConf(is_pe
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+sys.path.insert(0, str(Path(__file__).parent / "oracle"))  # families.py, for several rooms
 
 
 def pytest_addoption(parser):

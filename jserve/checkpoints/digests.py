@@ -44,6 +44,8 @@ class KnownWheel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     sha256: str
     size: int
     """Bytes."""
+    joined: dict[str, str] = {}
+    """SHA-256 of the files that are made of parts in what it requires."""
 
 
 @cache

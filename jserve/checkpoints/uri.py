@@ -18,6 +18,7 @@ __all__ = [
     "PypiSource",
     "Source",
     "StoreSource",
+    "normalized",
     "parse_source",
     "parse_store",
 ]
@@ -34,6 +35,11 @@ _PYPI = re.compile(
 _HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+def normalized(distribution: str) -> str:
+    """The name of a distribution as package indexes have it."""
+    return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +64,8 @@ class PypiSource:
 
     @property
     def requirement(self) -> str:
-        """``name==version``, the name normalized as package indexes do."""
-        return f"{re.sub(r'[-_.]+', '-', self.distribution).lower()}=={self.version}"
+        """``name==version``, the name normalized."""
+        return f"{normalized(self.distribution)}=={self.version}"
 
 
 @dataclass(frozen=True, kw_only=True)

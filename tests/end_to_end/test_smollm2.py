@@ -1,15 +1,16 @@
 """The real 135M model through every door, beside what Hugging Face transformers made of the same weights."""
 
-import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from greedy import check, check_all, gather, greedy, prompt_of, read_cases
 
 from jserve import LLM, SamplingParams
+from jserve.checkpoints.convert import convert
+from jserve.checkpoints.open import open_checkpoint
 from jserve.client import Client, FlightClient, PromptRequest
 from jserve.config import DEFAULT_MODEL, ServeConfig
 from jserve.engine.compiles import compilations
@@ -19,27 +20,10 @@ from jserve.serving.server import Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
-CASES = json.loads((Path(__file__).parents[1] / "oracle/data/smollm2_greedy.json").read_text())["cases"]
+CASES = read_cases("smollm2_greedy.json")
 SETTINGS = {"model": DEFAULT_MODEL, "dtype": "float32", "max_num_seqs": 8, "max_num_tokens": 64}
-NEAR = 1e-4
-"""Where the two best scores differ by less, either is right, and what follows may differ."""
-
-
-def greedy(case):
-    return SamplingParams(temperature=0, max_tokens=len(case["output_ids"]))
-
-
-def prompt_of(case):
-    prompt = case["prompt"]
-    return [dict(turn) for turn in prompt] if isinstance(prompt[0], dict) else prompt
-
-
-def check(case, token_ids):
-    """Equal to the oracle's ids, but for what follows a near tie."""
-    for i, (got, want) in enumerate(zip(token_ids, case["output_ids"], strict=True)):
-        if got != want:
-            assert case["margins"][i] < NEAR, f"{case['name']}: token {i} is {got}, not {want}"
-            return
+HOW = "SmolLM2-135M: greedy ids of transformers"
+FEWER = f"{HOW}, 15 prompts of up to 531 tokens"
 
 
 @pytest.fixture(scope="module")
@@ -64,14 +48,6 @@ def serving(loaded):
 def doors(loaded):
     with serving(loaded) as addresses:
         yield addresses
-
-
-def gather(deltas, n=1):
-    tokens = [[] for _ in range(n)]
-    for delta in deltas:
-        assert delta.error is None or not delta.error
-        tokens[delta.index].extend(delta.token_ids)
-    return tokens[0] if n == 1 else tokens
 
 
 def run_python(loaded, cases):
@@ -106,16 +82,29 @@ def run_flight(doors, cases):
     return [row["token_ids"] for row in rows]
 
 
-def check_all(cases, outputs):
-    for case, tokens in zip(cases, outputs, strict=True):
-        check(case, tokens)
-
-
-@pytest.mark.verifies("llama", "GGUF", "SmolLM2-135M: greedy ids of transformers, 16 prompts of up to 1,994 tokens")
+@pytest.mark.verifies("Llama 2 and 3", "GGUF", f"{HOW}, 16 prompts of up to 1,994 tokens")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 def test_alone(loaded, case):
     assert loaded.frontend.tokenize_sync(prompt_of(case)) == case["prompt_ids"]
     check(case, run_python(loaded, [case])[0])
+
+
+@pytest.mark.parametrize(
+    "to",
+    [
+        pytest.param("safetensors", marks=pytest.mark.verifies("Llama 2 and 3", "safetensors", FEWER)),
+        pytest.param("orbax", marks=pytest.mark.verifies("Llama 2 and 3", "Orbax", FEWER)),
+    ],
+)
+def test_converted(tmp_path, to):
+    convert(DEFAULT_MODEL, tmp_path / "smollm2", to=to)
+    tokenizer = open_checkpoint(str(tmp_path / "smollm2")).tokenizer
+    for text in read_cases("smollm2_tokenize.json"):
+        assert tokenizer.encode(text["text"], add_special=True) == text["ids"], text["text"]
+    cases = [case for case in CASES if case["name"] != "long_2000"]
+    with LLM(**{**SETTINGS, "model": str(tmp_path / "smollm2")}) as llm:
+        outs = llm.generate([prompt_of(case) for case in cases], [greedy(case) for case in cases])
+    check_all(cases, [out.token_ids for out in outs])
 
 
 @pytest.mark.parametrize("size", [3, 8])
@@ -214,9 +203,10 @@ def test_chunked_at_16():
         model.close()
 
 
-def test_on_three_devices_and_not_on_two():
+def test_on_three_devices_and_not_on_two_or_four():
     with LLM(**SETTINGS, mesh="tensor=3") as llm:
         outs = llm.generate([prompt_of(case) for case in CASES], [greedy(case) for case in CASES])
         check_all(CASES, [out.token_ids for out in outs])
-    with pytest.raises(MeshError, match=r"tensor=2 does not divide.*heads 9.*kv_heads 3"):
-        LLM(**SETTINGS, mesh="tensor=2")
+    for size in (2, 4):
+        with pytest.raises(MeshError, match=rf"tensor={size} does not divide.*heads 9.*kv_heads 3.*tensor may be 1, 3"):
+            LLM(**SETTINGS, mesh=f"tensor={size}")

@@ -2,10 +2,14 @@
 
 Run by hand from the root of the project, in an environment of its own (requirements.txt beside this file):
 
-    PYTHONPATH=. ORACLE/bin/python tests/oracle/make_families.py
+    PYTHONPATH=. ORACLE/bin/python tests/oracle/make_families.py [CASE ...]
+
+Given cases, it makes these anew and leaves the others as they are.
 
 ``CASE.json``  config.json as transformers saves it; the seed of the weights (``jserve.testing.weights``) and of the
                prompts; for each prompt its length, and 16 greedy ids after it.
+``gemma.npz``  for each Gemma and each of float32 and bfloat16 (kept as float32): what goes into the first layer, and
+               that through its first norm, of the prompt of 8 tokens, [8, D].
 ``logits.npz`` for each ``CASE/LENGTH`` the logits that the greedy ids 0, 4, 8 and 12 were chosen from, [4, V].
 
 Scalings that transformers chooses anew as a sequence grows are forced to one choice, for ``length`` tokens. Before
@@ -16,6 +20,7 @@ that ``save_pretrained`` writes.
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -79,6 +84,7 @@ def rope(kind: str, theta: float = 10000.0, **entries: Any) -> dict[str, Any]:
 
 CASES: dict[str, tuple[type, dict[str, Any]]] = {
     "llama": (transformers.LlamaConfig, {"rope_parameters": LLAMA3}),
+    "llama2": (transformers.LlamaConfig, {"num_key_value_heads": 4, "rms_norm_eps": 1e-5}),
     "llama_tied": (transformers.LlamaConfig, {"tie_word_embeddings": True, "head_dim": 16}),
     "llama_linear": (transformers.LlamaConfig, rope("linear", factor=3.0)),
     "llama_dynamic": (transformers.LlamaConfig, {"max_position_embeddings": 2048, **rope("dynamic", factor=2.0)}),
@@ -98,6 +104,10 @@ CASES: dict[str, tuple[type, dict[str, Any]]] = {
     ),
     "phi3": (transformers.Phi3Config, {"sliding_window": 2047, "num_key_value_heads": 4}),
     "phi3_longrope": (
+        transformers.Phi3Config,
+        {"original_max_position_embeddings": 256, "tie_word_embeddings": True, "rope_parameters": LONGROPE},
+    ),
+    "phi3_longrope_short": (
         transformers.Phi3Config,
         {"original_max_position_embeddings": 256, "tie_word_embeddings": True, "rope_parameters": LONGROPE},
     ),
@@ -128,7 +138,7 @@ CASES: dict[str, tuple[type, dict[str, Any]]] = {
     ),
     "gpt2": (transformers.GPT2Config, GPT2),
 }
-SERVED = {"llama_dynamic": 4096, "phi3_longrope": 4096}
+SERVED = {"llama_dynamic": 4096, "phi3_longrope": 4096, "phi3_longrope_short": 256}
 """Tokens of the longest sequence, where a scaling depends on it."""
 
 
@@ -175,13 +185,32 @@ def greedy(model: Any, prompt: list[int]) -> tuple[list[int], np.ndarray]:
     return after, rows
 
 
-def make(case: str, kind: type, entries: dict[str, Any], logits: dict[str, np.ndarray]) -> None:
+@torch.no_grad()
+def entrance(model: Any, prompt: list[int]) -> dict[str, np.ndarray]:
+    """What a Gemma's first layer is given, and that through its first norm, in either dtype."""
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        model = model.to(dtype)
+        x = model(torch.tensor([prompt]), output_hidden_states=True, use_cache=False).hidden_states[0]
+        name = str(dtype).removeprefix("torch.")
+        found[f"{name}/input"] = x[0].float().numpy()
+        found[f"{name}/norm"] = model.model.layers[0].input_layernorm(x)[0].float().numpy()
+    return found
+
+
+def make(
+    case: str,
+    kind: type,
+    entries: dict[str, Any],
+    logits: dict[str, np.ndarray],
+    at_entrance: dict[str, np.ndarray],
+) -> None:
     for seed in range(60):
         config = kind(**(entries if kind is transformers.GPT2Config else {**SMALL, **entries}))
         model, saved, shapes = build(config, seed)
         if case in SERVED:
             force(model, SERVED[case])
-        limit = getattr(config, "n_positions", 4096) - NEW_TOKENS
+        limit = SERVED.get(case, getattr(config, "n_positions", 4096)) - NEW_TOKENS
         prompts = []
         try:
             for length in sorted({min(length, limit) for length in LENGTHS}):
@@ -201,15 +230,25 @@ def make(case: str, kind: type, entries: dict[str, Any], logits: dict[str, np.nd
     lines = ",\n".join(f'"{key}": {json.dumps(value)}' for key, value in text.items())
     (DATA / f"{case}.json").write_text(f"{{\n{lines}\n}}\n")
     print(case, "seed", seed, {p["length"]: p["greedy"] for p in prompts})
+    if case.startswith("gemma"):
+        ids = np.random.default_rng([seed, 8]).integers(0, 256, 8).tolist()
+        at_entrance.update({f"{case}/{name}": values for name, values in entrance(model, ids).items()})
+
+
+def kept(name: str) -> dict[str, np.ndarray]:
+    path = DATA / name
+    return dict(np.load(path)) if path.exists() else {}
 
 
 def main() -> None:
+    asked = sys.argv[1:] or list(CASES)
     DATA.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
-    logits: dict[str, np.ndarray] = {}
-    for case, (kind, entries) in CASES.items():
-        make(case, kind, entries, logits)
+    logits, at_entrance = kept("logits.npz"), kept("gemma.npz")
+    for case in asked:
+        make(case, *CASES[case], logits, at_entrance)
     np.savez_compressed(DATA / "logits.npz", **logits)
+    np.savez_compressed(DATA / "gemma.npz", **at_entrance)
 
 
 if __name__ == "__main__":

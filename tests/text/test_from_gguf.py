@@ -1,5 +1,8 @@
 """Tokenizers from GGUF metadata: cuts, flags, added tokens, and refusals by name."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from jserve.errors import CheckpointError, UnsupportedModel
@@ -9,6 +12,7 @@ from jserve.testing.models import TINY_LLAMA
 from jserve.text.from_gguf import tokenizer_from_gguf
 from jserve.text.pre_tokenizers import PRE_TOKENIZERS
 
+DATA = Path(__file__).parents[1] / "oracle" / "data"
 CONFIG = LlamaConfig(**{**TINY_LLAMA, "vocab_size": len(TINY_TOKENS)})
 TYPES = [3] * 3 + [1] * (len(TINY_TOKENS) - 3)
 
@@ -65,6 +69,29 @@ def test_ids_and_text():
     assert tokenizer.decode(ids) == "hello the worh"
     for text in (" 123 😀", "Café", "a\tb", "\n\n", "日本", "don't"):
         assert tokenizer.decode(tokenizer.encode(text, add_special=True)) == text
+
+
+@pytest.mark.parametrize(("pre", "expected"), [("gpt-2", "gpt2"), ("qwen2", "qwen2")])
+def test_ids_are_those_of_transformers_with_the_same_vocabulary(pre, expected):
+    """GGUF does not tell what a token swallows around it; so without the one that does."""
+    oracle = json.loads((DATA / "hf_tokenizers.json").read_text(encoding="utf-8"))
+    tokens = [*sorted(oracle["vocab"], key=oracle["vocab"].__getitem__), "<think>"]
+    types = [3 if token == "<|endoftext|>" else 4 if token == "<think>" else 1 for token in tokens]
+    end = tokens.index("<|endoftext|>")
+    tokenizer = tokenizer_from_gguf(
+        fields(
+            pre=pre,
+            tokens=tokens,
+            token_type=types,
+            merges=oracle["merges"],
+            bos_token_id=end,
+            eos_token_id=end,
+        )
+    )
+    rows = [row for row in oracle[expected] if "<|mark|>" not in row["text"]]
+    assert len(rows) > 30
+    for row in rows:
+        assert tokenizer.encode(row["text"], add_special=False) == row["ids"], row["text"]
 
 
 def test_text_next_to_an_added_token_is_cut_as_if_alone():

@@ -75,7 +75,8 @@ def test_vocabulary_and_merges_give_transformers_ids(tmp_path, expected, setting
 
 
 def test_encoders_run_the_whole_tokenizer_and_truncate(tmp_path):
-    text = read_hf_tokenizer(write(tmp_path, tokenizer__json=ORACLE["bert"]))
+    folder = write(tmp_path, tokenizer__json=ORACLE["bert"])
+    text = read_hf_tokenizer(folder, of_encoder=True)
     assert text.suffix_ids == (3,)
     for row in ORACLE["bert_ids"]:
         ids, cut = text.tokenizer.encode_whole(row["text"], max_length=row["max_length"])
@@ -84,10 +85,12 @@ def test_encoders_run_the_whole_tokenizer_and_truncate(tmp_path):
         assert cut is (len(whole) > row["max_length"])
     with pytest.raises(ValueError, match="max_length is 2; the tokenizer's special tokens alone are 2"):
         text.tokenizer.encode_whole("x", max_length=2)
+    with pytest.raises(UnsupportedModel, match=r"puts \[SEP\] behind every text; prompts that end so are not built"):
+        read_hf_tokenizer(folder)
 
 
 def test_truncation_and_padding_of_the_file_are_off(tmp_path):
-    tokenizer = read_hf_tokenizer(write(tmp_path, tokenizer__json=ORACLE["bert"])).tokenizer
+    tokenizer = read_hf_tokenizer(write(tmp_path, tokenizer__json=ORACLE["bert"]), of_encoder=True).tokenizer
     assert len(tokenizer.encode("day " * 50, add_special=False)) == 50
     assert len(tokenizer.encode("day", add_special=False)) == 1
 

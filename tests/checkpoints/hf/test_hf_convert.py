@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import jax.numpy as jnp
 import ml_dtypes
@@ -12,6 +13,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jserve.checkpoints.convert import convert
+from jserve.checkpoints.gguf.file import GgufFile
+from jserve.checkpoints.gguf.model import gguf_checkpoint
 from jserve.checkpoints.hf import write
 from jserve.checkpoints.hf.folder import open_hf
 from jserve.checkpoints.open import open_checkpoint
@@ -21,6 +24,8 @@ from jserve.cli.main import main
 from jserve.errors import CheckpointError, SourceError, UnsupportedModel
 from jserve.testing.gguf import CHAT_TEMPLATE, write_tiny_gguf
 from jserve.testing.hf import write_tiny_hf
+
+DATA = Path(__file__).parents[2] / "oracle" / "data"
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +106,29 @@ def test_gguf_to_safetensors(tmp_path):
     assert (tokenizer.bos_id, tokenizer.add_bos) == (1, True)
     assert tokenizer.encode("hello", add_special=True)[0] == 1
     assert tokenizer.backend.encode("hello", add_special_tokens=True).ids[0] == 1
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"tokenizer.ggml.pre": "smollm"},
+        {"tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.add_space_prefix": True},
+        {"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.add_bos_token": None},
+        {"tokenizer.ggml.pre": "qwen2", "tokenizer.ggml.add_bos_token": True},
+    ],
+)
+@pytest.mark.parametrize("to", ["orbax", "safetensors"])
+def test_the_tokenizer_of_a_gguf_goes_with_it(tmp_path, metadata, to):
+    write_tiny_gguf(tmp_path / "t.gguf", metadata=metadata)
+    with GgufFile(tmp_path / "t.gguf") as file:
+        wanted = gguf_checkpoint(file, source="t").tokenizer
+    convert(str(tmp_path / "t.gguf"), tmp_path / "c", to=to)
+    found = open_checkpoint(str(tmp_path / "c")).tokenizer
+    for text in json.loads((DATA / "smollm2_tokenize.json").read_text(encoding="utf-8"))["cases"]:
+        for add in (True, False):
+            ids = wanted.encode(text["text"], add_special=add)
+            assert found.encode(text["text"], add_special=add) == ids, text["text"]
+            assert found.decode(ids) == wanted.decode(ids)
 
 
 def test_what_is_in_the_form_asked_for_is_not_converted(tmp_path):

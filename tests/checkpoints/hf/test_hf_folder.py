@@ -137,11 +137,18 @@ def test_rows_beyond_the_tokenizer_are_never_chosen(tmp_path):
     checkpoint = opened(tmp_path / "m")
     assert checkpoint.config.vocab_size == len(TINY_TOKENS) + 16 == leaves["head",].shape[0]
     assert checkpoint.tokenizer.vocab_size == len(TINY_TOKENS)
+    prompts = ["hello", "a tall", "0", "hello"]
+    params = [SamplingParams(temperature=t, seed=i, max_tokens=30, logprobs=5) for i, t in enumerate((0, 0, 1, 5))]
     with LLM(str(tmp_path / "m"), **SMALL) as llm:
-        out = llm.generate(["hello"] * 3, SamplingParams(temperature=1, seed=1, max_tokens=30, logprobs=5))
-    ids = [i for one in out for i in one.token_ids]
-    assert ids
-    assert max(ids) < len(TINY_TOKENS)
+        out = llm.generate(prompts, params)
+    for one in out:
+        assert one.token_ids
+        assert max(one.token_ids) < len(TINY_TOKENS)
+        assert [entry.token_id for entry in one.logprobs] == one.token_ids
+        assert all(token < len(TINY_TOKENS) for entry in one.logprobs for token, _ in entry.top)
+        assert all(len(entry.top) == 5 for entry in one.logprobs)
+        # They share all of the probability: what is padding has none.
+        assert all(np.exp([logprob for _, logprob in entry.top]).sum() > 0.02 for entry in one.logprobs)
 
 
 def test_more_tokens_than_rows_are_refused(tmp_path):
