@@ -13,9 +13,9 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jserve.checkpoints.encoder import EncoderSettings
-from jserve.checkpoints.own import ModelParts, OwnModel, open_own, own_from_parts
+from jserve.checkpoints.own.model import ModelParts, OwnModel, open_own, own_from_parts
+from jserve.checkpoints.sources.uri import ClassSource, parse_source
 from jserve.checkpoints.tree import main_dtype
-from jserve.checkpoints.uri import ClassSource, parse_source
 from jserve.config import ServeConfig, cache_dir
 from jserve.engine.build import EngineModel, build_engine
 from jserve.engine.encoder.build import EncoderModel

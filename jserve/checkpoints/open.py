@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from jserve.checkpoints.cache import make_once
 from jserve.checkpoints.checkpoint import Checkpoint
-from jserve.checkpoints.fetch import LocalFile, LocalFolder, fetch
-from jserve.checkpoints.uri import parse_source
+from jserve.checkpoints.sources.fetch import LocalFile, LocalFolder, fetch
+from jserve.checkpoints.sources.uri import parse_source
 from jserve.checkpoints.written import open_written
 from jserve.config import cache_dir
 from jserve.progress import SILENT, Progress
 
 if TYPE_CHECKING:
-    from jserve.checkpoints.store.mirror import Mirror
+    from jserve.checkpoints.sources.store.mirror import Mirror
 
 __all__ = ["CONVERTER_VERSION", "as_it_is", "converted_path", "open_checkpoint"]
 

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jserve.checkpoints.digests import file_identity, file_record, remembered_sha256
-from jserve.checkpoints.fetch import LocalFile, LocalFolder
 from jserve.checkpoints.manifest import ARRAYS_FOLDER
+from jserve.checkpoints.sources.fetch import LocalFile, LocalFolder
 from jserve.config import cache_dir
 from jserve.errors import SourceError
 from jserve.progress import Progress
 
 if TYPE_CHECKING:
-    from jserve.checkpoints.store.mirror import Mirror
+    from jserve.checkpoints.sources.store.mirror import Mirror
 
 __all__ = ["Origin", "read_origin"]
 

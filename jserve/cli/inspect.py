@@ -14,7 +14,7 @@ from jserve.errors import CheckpointError, ConfigError
 from jserve.progress import ConsoleProgress, Progress
 
 if TYPE_CHECKING:
-    from jserve.checkpoints.report import InspectReport
+    from jserve.checkpoints.inspection.report import InspectReport
 
 __all__ = ["run"]
 
@@ -45,7 +45,7 @@ class Options:
 def run(arguments: list[str]) -> int:
     usage = "jserve inspect [--check] [--checkpoint DIR] [--json] [MODEL]"
     options = parse(Options, arguments, prog="jserve inspect", usage=usage)
-    from jserve.checkpoints.uri import ClassSource, parse_source
+    from jserve.checkpoints.sources.uri import ClassSource, parse_source
 
     source = parse_source(options.model)
     own = isinstance(source, ClassSource)
@@ -63,12 +63,12 @@ def run(arguments: list[str]) -> int:
 
 def _inspect(options: Options, *, own: bool, progress: Progress) -> InspectReport:
     if own:
-        from jserve.checkpoints.own_report import inspect_own
+        from jserve.checkpoints.own.report import inspect_own
 
         checkpoint, tokenizer = options.checkpoint, options.tokenizer
         return inspect_own(
             options.model, checkpoint=checkpoint, tokenizer=tokenizer, check=options.check, progress=progress
         )
-    from jserve.checkpoints.inspect import inspect
+    from jserve.checkpoints.inspection.inspect import inspect
 
     return inspect(options.model, check=options.check, progress=progress)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from jserve.checkpoints import digests
-from jserve.checkpoints.digests import KnownWheel
+from jserve.checkpoints.sources import known_wheels
+from jserve.checkpoints.sources.known_wheels import KnownWheel
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -26,6 +26,6 @@ def know(monkeypatch):
 
     def tell(requirement, sha256, size=1, joined=None):
         wheels[requirement] = KnownWheel(sha256=sha256, size=size, joined=joined or {})
-        monkeypatch.setattr(digests, "_known_wheels", lambda: wheels)
+        monkeypatch.setattr(known_wheels, "_known_wheels", lambda: wheels)
 
     return tell

@@ -16,11 +16,11 @@ import pytest
 
 from jserve.checkpoints.convert import convert, write_converted
 from jserve.checkpoints.digests import file_record
-from jserve.checkpoints.fetch import LocalFile
 from jserve.checkpoints.manifest import Manifest, read_manifest
 from jserve.checkpoints.orbax import write
 from jserve.checkpoints.orbax.read import read_tree
 from jserve.checkpoints.origin import read_origin
+from jserve.checkpoints.sources.fetch import LocalFile
 from jserve.checkpoints.tree import flatten
 from jserve.checkpoints.written import open_written
 from jserve.errors import CheckpointError, SourceError, UnsupportedModel

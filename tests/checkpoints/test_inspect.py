@@ -9,7 +9,7 @@ import pytest
 
 from jserve.checkpoints import manifest
 from jserve.checkpoints.convert import convert
-from jserve.checkpoints.inspect import inspect
+from jserve.checkpoints.inspection.inspect import inspect
 from jserve.cli.main import main
 from jserve.errors import CheckpointError, SourceError
 from jserve.testing.gguf import write_tiny_gguf

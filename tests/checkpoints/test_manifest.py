@@ -8,7 +8,7 @@ import pytest
 
 import jserve.load
 from jserve.checkpoints.convert import convert
-from jserve.checkpoints.inspect import inspect
+from jserve.checkpoints.inspection.inspect import inspect
 from jserve.checkpoints.manifest import MANIFEST_NAME
 from jserve.checkpoints.open import open_checkpoint
 from jserve.config import ServeConfig

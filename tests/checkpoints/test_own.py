@@ -13,10 +13,10 @@ import pytest
 from flax import nnx
 
 from jserve import LLM, SamplingParams
-from jserve.checkpoints.own import open_own
-from jserve.checkpoints.own_folder import open_arrays, read_own_text
-from jserve.checkpoints.own_module import build_own_module
-from jserve.checkpoints.own_report import inspect_own
+from jserve.checkpoints.own.folder import open_arrays, read_own_text
+from jserve.checkpoints.own.model import open_own
+from jserve.checkpoints.own.module import build_own_module
+from jserve.checkpoints.own.report import inspect_own
 from jserve.checkpoints.tree import flatten
 from jserve.errors import CheckpointError, ConfigError, SourceError, UnsupportedModel
 from jserve.models.naive import naive_generate

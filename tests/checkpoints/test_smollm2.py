@@ -12,7 +12,7 @@ import pytest
 from jserve.checkpoints.convert import convert
 from jserve.checkpoints.gguf.file import GgufFile
 from jserve.checkpoints.gguf.model import gguf_checkpoint
-from jserve.checkpoints.inspect import inspect
+from jserve.checkpoints.inspection.inspect import inspect
 from jserve.checkpoints.manifest import read_manifest
 from jserve.checkpoints.open import open_checkpoint
 from jserve.checkpoints.tree import flatten

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from jserve.checkpoints.convert import convert
 from jserve.checkpoints.encoder import EncoderSettings
-from jserve.checkpoints.inspect import inspect
+from jserve.checkpoints.inspection.inspect import inspect
 from jserve.checkpoints.open import open_checkpoint
 from jserve.errors import CheckpointError, SourceError, UnsupportedModel
 from jserve.models.bert import BertConfig

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from jserve import LLM, SamplingParams
 from jserve.checkpoints.hf.folder import open_hf
-from jserve.checkpoints.inspect import inspect
+from jserve.checkpoints.inspection.inspect import inspect
 from jserve.checkpoints.open import open_checkpoint
 from jserve.checkpoints.tree import flatten
 from jserve.errors import CheckpointError, SourceError, UnsupportedModel

@@ -15,7 +15,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jserve.checkpoints.open import open_checkpoint
-from jserve.checkpoints.own_folder import open_arrays
+from jserve.checkpoints.own.folder import open_arrays
 from jserve.checkpoints.tree import flatten
 
 

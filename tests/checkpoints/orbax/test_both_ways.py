@@ -13,7 +13,7 @@ from trees import GEMMA3, LLAMA, QWEN3, deepmind_gemma, flax_names, hf_weights, 
 
 from jserve.checkpoints.hf.families import HF_FAMILIES
 from jserve.checkpoints.open import open_checkpoint
-from jserve.checkpoints.own_folder import open_arrays
+from jserve.checkpoints.own.folder import open_arrays
 from jserve.errors import CheckpointError
 from jserve.models.registry import build_abstract, family
 

@@ -9,7 +9,7 @@ import pytest
 from saving import WRITERS, save, save_standard, save_steps, train_state
 from trees import LLAMA, QWEN3, flax_names, hf_weights, maxtext
 
-from jserve.checkpoints.inspect import inspect
+from jserve.checkpoints.inspection.inspect import inspect
 from jserve.cli.main import main
 from jserve.errors import CheckpointError, SourceError
 from jserve.testing.tokenizer import ByteTokenizer

@@ -18,7 +18,7 @@ from saving import flat, save_standard, save_steps
 
 from jserve import LLM, SamplingParams
 from jserve.checkpoints.open import open_checkpoint
-from jserve.checkpoints.own_folder import open_arrays
+from jserve.checkpoints.own.folder import open_arrays
 from jserve.checkpoints.place import place
 from jserve.checkpoints.tree import flatten
 from jserve.errors import MeshError

@@ -1,0 +1,141 @@
+"""The checkpoint's folder of a user's own module: its arrays, and the files beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import tokenizers
+
+from jserve.checkpoints.inspection.nearby import instead
+from jserve.checkpoints.key_map import Leaves
+from jserve.checkpoints.key_map import Path as LeafPath
+from jserve.checkpoints.orbax.beside import places, read_text
+from jserve.checkpoints.orbax.peel import fit_tree
+from jserve.checkpoints.orbax.saved import Saved, open_saved
+from jserve.checkpoints.place import place
+from jserve.checkpoints.sources.uri import StoreSource, parse_store
+from jserve.checkpoints.tree import flatten
+from jserve.errors import CheckpointError, ConfigError, SourceError
+from jserve.progress import SILENT, Progress
+from jserve.text.from_hf import HfText, read_hf_tokenizer
+
+if TYPE_CHECKING:
+    from jserve.checkpoints.sources.store.mirror import Mirror
+
+__all__ = ["OwnArrays", "open_arrays", "read_object_text", "read_own_text"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnArrays:
+    """What was saved, and where files beside it are looked for; nothing is read yet."""
+
+    folder: Path
+    saved: Saved
+    where: Sequence[Path]
+    """Nearest first."""
+    mirror: Mirror | None = None
+    """What ``folder`` is a copy of, if the arrays are in an object store."""
+
+    @property
+    def name(self) -> str:
+        """As users write it: the folder, or the URI."""
+        return str(self.folder if self.mirror is None else self.mirror.source)
+
+    def fit(self, wanted: Any, *, ignored: Collection[LeafPath] = ()) -> Leaves:
+        """The array of each leaf of ``wanted`` (a pure dict of ShapeDtypeStructs), not read yet.
+
+        ``ignored`` are leaves that may be there besides. Raises CheckpointError that lists every leaf that is missing,
+        left over or of another shape.
+        """
+        saved = self.saved
+        shapes = {path: tuple(leaf.shape) for path, leaf in flatten(wanted).items()}
+        where = str(saved.layout.arrays)
+        with self.in_words():
+            return fit_tree(saved.tree, shapes, where=where, ignored=ignored, custom=saved.custom).leaves
+
+    def restore(self, wanted: Any, *, ignored: Collection[LeafPath] = ()) -> dict[Any, Any]:
+        """The arrays as ``wanted``, whose leaves have shardings, asks for them. Raises as ``fit`` does.
+
+        Each goes straight to its devices, in the dtype asked for.
+        """
+        with self.in_words():
+            return place(self.fit(wanted, ignored=ignored), wanted, where=str(self.saved.layout.arrays))
+
+    def in_words(self) -> AbstractContextManager[None]:
+        """Errors that are raised inside name the files as users do."""
+        return nullcontext() if self.mirror is None else self.mirror.in_words()
+
+
+def open_arrays(checkpoint: str, *, progress: Progress = SILENT) -> OwnArrays:
+    """Open the folder, or the URI of an object store, that ``--checkpoint`` names.
+
+    Raises SourceError where it is none or cannot be had, else as ``open_saved`` does.
+    """
+    if (source := parse_store(checkpoint)) is not None:
+        return _open_in_store(source, progress)
+    folder = Path(checkpoint).expanduser().absolute()
+    if not folder.exists():
+        raise SourceError(
+            f"checkpoint {folder} does not exist{instead(folder)}", fix="give the folder that Orbax or Flax saved to"
+        )
+    saved = open_saved(folder, progress=progress)
+    return OwnArrays(folder=folder, saved=saved, where=places(folder, saved.layout.arrays))
+
+
+def _open_in_store(source: StoreSource, progress: Progress) -> OwnArrays:
+    from jserve.checkpoints.sources.store.whole import fetch_checkpoint
+
+    found = fetch_checkpoint(source, progress=progress)
+    if isinstance(found, Path):
+        saved = open_saved(found, progress=progress)
+        return OwnArrays(folder=found, saved=saved, where=places(found, saved.layout.arrays))
+    with found.in_words():
+        saved = open_saved(found.folder, base=found.base, progress=found.progress(progress))
+    return OwnArrays(folder=found.folder, saved=saved, where=places(found.folder, saved.layout.arrays), mirror=found)
+
+
+def read_own_text(tokenizer: Path | str | None, where: Sequence[Path] = ()) -> tuple[HfText | None, Path | None]:
+    """The tokenizer that ``tokenizer`` (a folder, or a file in one) names, else the nearest of ``where``; its folder.
+
+    Raises SourceError where a tokenizer was named that is not there, else as ``read_hf_tokenizer`` does.
+    """
+    if tokenizer is None:
+        return read_text(where) or (None, None)
+    path = Path(tokenizer).expanduser()
+    folder = path if path.is_dir() else path.parent
+    found = read_text([folder]) if path.exists() else None
+    if found is None:
+        raise SourceError(
+            f"{path} is no tokenizer: looked for tokenizer.json, tokenizer.model and vocab.json with merges.txt",
+            fix="give the folder that the tokenizer was saved to",
+        )
+    return found
+
+
+def read_object_text(tokenizer: Any) -> HfText:
+    """What a tokenizer object says: one of ``tokenizers``, or one of transformers with its settings and chat template.
+
+    It is read as the files that it saves would be. Raises ConfigError for any other object, else as
+    ``read_hf_tokenizer`` does.
+    """
+    with TemporaryDirectory() as folder:
+        try:
+            if isinstance(tokenizer, tokenizers.Tokenizer):
+                tokenizer.save(str(Path(folder) / "tokenizer.json"))
+            elif callable(getattr(tokenizer, "save_pretrained", None)):
+                tokenizer.save_pretrained(folder)
+            else:
+                raise ConfigError(
+                    f"the tokenizer is a {type(tokenizer).__module__}.{type(tokenizer).__name__}; it may be a path, a "
+                    "jserve.text.tokenizer.Tokenizer, a tokenizers.Tokenizer, or one of transformers",
+                    fix="save it as tokenizer.json and give that path, or give None and prompts as token ids",
+                )
+            return read_hf_tokenizer(Path(folder))
+        except CheckpointError as error:  # the folder is gone when somebody reads its name
+            words = error.message.replace(f"{folder}/", "").replace(folder, "what it saves")
+            raise type(error)(f"the tokenizer {type(tokenizer).__name__}: {words}", fix=error.fix) from None
