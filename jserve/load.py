@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
+from jserve.checkpoints.arrays.tree import main_dtype
 from jserve.checkpoints.encoder import EncoderSettings
 from jserve.checkpoints.own.model import ModelParts, OwnModel, open_own, own_from_parts
 from jserve.checkpoints.sources.uri import ClassSource, parse_source
-from jserve.checkpoints.tree import main_dtype
 from jserve.config import ServeConfig, cache_dir
 from jserve.engine.build import EngineModel, build_engine
 from jserve.engine.encoder.build import EncoderModel

@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 from jax.sharding import Mesh
 
+from jserve.checkpoints.arrays.tree import main_dtype
 from jserve.checkpoints.encoder import EncoderSettings
-from jserve.checkpoints.tree import main_dtype
 from jserve.config import ServeConfig
 from jserve.engine.encoder.build import EncoderModel, build_encoder
 from jserve.engine.encoder.engine import VectorEngine

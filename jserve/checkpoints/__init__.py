@@ -1,8 +1,5 @@
-"""Where weights come from, and how they are read: ``jserve.checkpoints.open.open_checkpoint`` is the door.
+"""MODEL -> its files on this machine -> a Checkpoint, whose parameters are read onto a mesh or written in another format.
 
-uri          the text of a MODEL -> where its files are
-fetch        package index, Hub, local disk -> one local file or folder
-gguf/        what a GGUF file holds, as arrays and settings of a family
-convert      a source -> an Orbax checkpoint with its manifest beside the arrays
-checkpoint   the opened checkpoint: tokenizer, template, restore onto a mesh
+``open.open_checkpoint`` is the way in. Rooms: ``sources`` (where files come from), ``gguf``, ``hf`` and ``orbax`` (what
+they are stored as), ``arrays`` (parameters still to be read), ``own`` (modules of the user's own), ``inspection``.
 """

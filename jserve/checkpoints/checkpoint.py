@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jserve.checkpoints.arrays.key_map import Leaves
+from jserve.checkpoints.arrays.key_map import Path as LeafPath
 from jserve.checkpoints.encoder import EncoderSettings
-from jserve.checkpoints.key_map import Leaves
-from jserve.checkpoints.key_map import Path as LeafPath
 from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.models.config import ModelConfig
 from jserve.text.chat_template import ChatTemplate, model_template
@@ -86,14 +86,14 @@ class Checkpoint:
         ``abstract`` is a pure dict or ``nnx.State`` of ShapeDtypeStructs with shardings; those without one go to the
         first device. Raises CheckpointError that lists every parameter missing, left over or of another shape.
         """
-        from jserve.checkpoints.place import place
+        from jserve.checkpoints.arrays.place import place
 
         return place(self.leaves, abstract, where=str(self.path))
 
 
 def param_shapes(name: str, config: ModelConfig) -> dict[LeafPath, tuple[int, ...]]:
     """The shape of every parameter of the family ``name``, by its path."""
-    from jserve.checkpoints.tree import flatten
+    from jserve.checkpoints.arrays.tree import flatten
     from jserve.models.registry import build_abstract, family
 
     _, state = build_abstract(family(name), config, "float32")

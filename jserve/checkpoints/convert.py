@@ -12,17 +12,17 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from jserve.checkpoints.arrays.key_map import Leaves
+from jserve.checkpoints.arrays.lazy import LazyArray, Region
+from jserve.checkpoints.arrays.tree import main_dtype
 from jserve.checkpoints.cache import make_new
 from jserve.checkpoints.checkpoint import Checkpoint
 from jserve.checkpoints.digests import file_records
-from jserve.checkpoints.key_map import Leaves
-from jserve.checkpoints.lazy import LazyArray, Region
 from jserve.checkpoints.manifest import ARRAYS_FOLDER, MANIFEST_NAME, TOKENIZER_NAME, Manifest
 from jserve.checkpoints.open import CONVERTER_VERSION, as_it_is
 from jserve.checkpoints.origin import Origin, read_origin
 from jserve.checkpoints.sources.fetch import LocalFile, LocalFolder, fetch
 from jserve.checkpoints.sources.uri import parse_source
-from jserve.checkpoints.tree import main_dtype
 from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.progress import SILENT, Progress
 

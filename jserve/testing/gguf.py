@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType, quants
 
-from jserve.checkpoints.tree import flatten
+from jserve.checkpoints.arrays.tree import flatten
 from jserve.models.llama import LlamaConfig
 from jserve.models.registry import build_abstract, family
 from jserve.testing.models import TINY_LLAMA

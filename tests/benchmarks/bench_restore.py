@@ -32,8 +32,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 from flax import nnx
 
+from jserve.checkpoints.arrays.tree import flatten, nest
 from jserve.checkpoints.open import open_checkpoint
-from jserve.checkpoints.tree import flatten, nest
 from sharding import MeshSpec, param_shardings
 
 LARGE = {

@@ -14,6 +14,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from jserve.checkpoints.arrays.tree import flatten
 from jserve.checkpoints.convert import convert, write_converted
 from jserve.checkpoints.digests import file_record
 from jserve.checkpoints.manifest import Manifest, read_manifest
@@ -21,7 +22,6 @@ from jserve.checkpoints.orbax import write
 from jserve.checkpoints.orbax.read import read_tree
 from jserve.checkpoints.origin import read_origin
 from jserve.checkpoints.sources.fetch import LocalFile
-from jserve.checkpoints.tree import flatten
 from jserve.checkpoints.written import open_written
 from jserve.errors import CheckpointError, SourceError, UnsupportedModel
 from jserve.models.naive import naive_generate

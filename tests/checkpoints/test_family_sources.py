@@ -11,12 +11,12 @@ import pytest
 from families import CASES, FAMILY_NAMES, read_tiny
 from safetensors.numpy import load_file
 
+from jserve.checkpoints.arrays.key_map import plan_leaves
+from jserve.checkpoints.arrays.lazy import LazyArray
+from jserve.checkpoints.arrays.tree import flatten, unflatten_like
 from jserve.checkpoints.convert import convert
 from jserve.checkpoints.hf.families import hf_family
-from jserve.checkpoints.key_map import plan_leaves
-from jserve.checkpoints.lazy import LazyArray
 from jserve.checkpoints.open import open_checkpoint
-from jserve.checkpoints.tree import flatten, unflatten_like
 from jserve.errors import CheckpointError
 from jserve.models.naive import naive_logits
 from jserve.models.registry import build_abstract, family

@@ -11,12 +11,12 @@ import pytest
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jserve.checkpoints import place as placing
+from jserve.checkpoints.arrays import place as placing
+from jserve.checkpoints.arrays.place import place
+from jserve.checkpoints.arrays.tree import flatten
 from jserve.checkpoints.convert import convert
 from jserve.checkpoints.orbax import write
 from jserve.checkpoints.orbax.read import read_tree
-from jserve.checkpoints.place import place
-from jserve.checkpoints.tree import flatten
 from jserve.checkpoints.written import open_written
 from jserve.errors import CheckpointError
 from jserve.testing.gguf import write_tiny_gguf

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jserve.checkpoints.arrays.tree import flatten
 from jserve.checkpoints.convert import convert
 from jserve.checkpoints.gguf.file import GgufFile
 from jserve.checkpoints.gguf.model import gguf_checkpoint
 from jserve.checkpoints.inspection.inspect import inspect
 from jserve.checkpoints.manifest import read_manifest
 from jserve.checkpoints.open import open_checkpoint
-from jserve.checkpoints.tree import flatten
 from jserve.config import DEFAULT_MODEL, cache_dir
 from jserve.models.llama import LlamaConfig
 from jserve.models.naive import naive_logits

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from jserve.checkpoints.arrays.key_map import Entry, KeyMap
 from jserve.checkpoints.gguf.file import GgufFile
 from jserve.checkpoints.gguf.rope import read_scaling
 from jserve.checkpoints.gguf.settings import GgufSettings
-from jserve.checkpoints.key_map import Entry, KeyMap
 from jserve.models.gemma import GemmaConfig
 
 __all__ = ["KEY_MAP", "gemma2", "gemma3"]

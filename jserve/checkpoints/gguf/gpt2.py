@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from jserve.checkpoints.arrays.key_map import Entry, KeyMap
 from jserve.checkpoints.gguf.file import GgufFile
 from jserve.checkpoints.gguf.settings import GgufSettings
-from jserve.checkpoints.key_map import Entry, KeyMap
 from jserve.models.gpt2 import Gpt2Config
 
 __all__ = ["KEY_MAP", "gpt2"]

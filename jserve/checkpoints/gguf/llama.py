@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from jserve.checkpoints.arrays.key_map import Entry, KeyMap
 from jserve.checkpoints.gguf.file import GgufFile
 from jserve.checkpoints.gguf.rope import LLAMA3_FACTORS, LONG_FACTORS, SHORT_FACTORS, read_scaling
 from jserve.checkpoints.gguf.settings import GgufSettings
-from jserve.checkpoints.key_map import Entry, KeyMap
 from jserve.models.llama import LlamaConfig
 from jserve.models.moe import ExpertsConfig
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from gguf import GGMLQuantizationType
 
+from jserve.checkpoints.arrays.key_map import KeyMap, plan_leaves
+from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.checkpoint import Checkpoint, param_shapes
 from jserve.checkpoints.gguf import gemma, gpt2, llama
 from jserve.checkpoints.gguf.file import GgufFile, GgufTensor
 from jserve.checkpoints.gguf.tensors import READABLE, read_tensor, stored_dtype
-from jserve.checkpoints.key_map import KeyMap, plan_leaves
-from jserve.checkpoints.lazy import LazyArray
 from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.text.from_gguf import tokenizer_from_gguf
 from jserve.text.tokenizer import Tokenizer

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from jserve.checkpoints.arrays.key_map import Entry, KeyMap
 from jserve.checkpoints.hf.settings import HfSettings
-from jserve.checkpoints.key_map import Entry, KeyMap
 from jserve.models.bert import BertConfig
 
 __all__ = ["KEY_MAP", "bert"]

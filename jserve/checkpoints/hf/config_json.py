@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jserve.checkpoints.arrays.tree import main_dtype
 from jserve.checkpoints.checkpoint import Checkpoint
 from jserve.checkpoints.hf.families import HF_FAMILIES
-from jserve.checkpoints.tree import main_dtype
 from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.models.bert import BertConfig
 from jserve.models.config import ModelConfig

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jserve.checkpoints.arrays.key_map import KeyMap
 from jserve.checkpoints.hf import bert, gemma, gpt2, llama
-from jserve.checkpoints.key_map import KeyMap
 from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.models.config import ModelConfig
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from jserve.checkpoints.names import resolve_member
+from jserve.checkpoints.sources.names import resolve_member
 from jserve.errors import CheckpointError
 
 __all__ = ["read_json", "read_json_as"]

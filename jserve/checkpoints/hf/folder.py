@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jserve.checkpoints.arrays.key_map import plan_leaves
+from jserve.checkpoints.arrays.tree import main_dtype
 from jserve.checkpoints.checkpoint import Checkpoint, param_shapes
 from jserve.checkpoints.encoder import EncoderSettings
 from jserve.checkpoints.hf.families import HfFamily, hf_model
@@ -13,9 +15,7 @@ from jserve.checkpoints.hf.files import read_json
 from jserve.checkpoints.hf.generation import GENERATION_NAME, named_ends, read_sampling
 from jserve.checkpoints.hf.sentence_transformer import read_encoder_settings
 from jserve.checkpoints.hf.shards import open_tensors
-from jserve.checkpoints.key_map import plan_leaves
-from jserve.checkpoints.names import resolve_member
-from jserve.checkpoints.tree import main_dtype
+from jserve.checkpoints.sources.names import resolve_member
 from jserve.errors import CheckpointError
 from jserve.models.config import ModelConfig
 from jserve.text.from_hf import HfText, has_tokenizer, read_hf_tokenizer

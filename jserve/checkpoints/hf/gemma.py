@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from jserve.checkpoints.arrays.key_map import Entry, KeyMap
 from jserve.checkpoints.hf.rope import read_rope, scaling_inside
 from jserve.checkpoints.hf.settings import HfSettings, by_layer
-from jserve.checkpoints.key_map import Entry, KeyMap
 from jserve.checkpoints.settings import Settings
 from jserve.models.gemma import GemmaConfig
 from jserve.models.rope import RopeScaling

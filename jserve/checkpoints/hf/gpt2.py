@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from jserve.checkpoints.arrays.key_map import Entry, KeyMap
 from jserve.checkpoints.hf.settings import HfSettings
-from jserve.checkpoints.key_map import Entry, KeyMap
 from jserve.models.gpt2 import Gpt2Config
 
 __all__ = ["KEY_MAP", "gpt2"]

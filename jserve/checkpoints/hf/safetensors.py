@@ -18,7 +18,7 @@ import ml_dtypes
 import msgspec
 import numpy as np
 
-from jserve.checkpoints.lazy import LazyArray, Region
+from jserve.checkpoints.arrays.lazy import LazyArray, Region
 from jserve.errors import CheckpointError
 from jserve.progress import Progress
 

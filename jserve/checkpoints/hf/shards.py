@@ -9,10 +9,10 @@ from pathlib import Path
 
 import msgspec
 
+from jserve.checkpoints.arrays.key_map import raise_all
+from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.hf.safetensors import read_tensor_file
-from jserve.checkpoints.key_map import raise_all
-from jserve.checkpoints.lazy import LazyArray
-from jserve.checkpoints.names import PICKLES, member_path, resolve_member
+from jserve.checkpoints.sources.names import PICKLES, member_path, resolve_member
 from jserve.errors import CheckpointError, SourceError
 
 __all__ = ["INDEX_NAME", "SINGLE_NAME", "open_tensors", "read_index", "weight_files"]

@@ -12,6 +12,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.processors import Sequence as Processors
 from tokenizers.processors import TemplateProcessing
 
+from jserve.checkpoints.arrays.inverse import plan_tensors
+from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.checkpoint import Checkpoint
 from jserve.checkpoints.hf.config_json import config_json
 from jserve.checkpoints.hf.families import hf_family
@@ -20,8 +22,6 @@ from jserve.checkpoints.hf.generation import GENERATION_NAME
 from jserve.checkpoints.hf.safetensors import write_tensor_file
 from jserve.checkpoints.hf.sentence_transformer import encoder_files
 from jserve.checkpoints.hf.shards import INDEX_NAME, SINGLE_NAME
-from jserve.checkpoints.inverse import plan_tensors
-from jserve.checkpoints.lazy import LazyArray
 from jserve.checkpoints.manifest import TOKENIZER_NAME
 from jserve.progress import Progress
 from jserve.text.tokenizer import Tokenizer

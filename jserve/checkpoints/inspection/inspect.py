@@ -11,6 +11,10 @@ from typing import Any, TypeGuard
 import jax.numpy as jnp
 import numpy as np
 
+from jserve.checkpoints.arrays.key_map import raise_all
+from jserve.checkpoints.arrays.lazy import LazyArray
+from jserve.checkpoints.arrays.place import compare
+from jserve.checkpoints.arrays.tree import flatten
 from jserve.checkpoints.checkpoint import Checkpoint
 from jserve.checkpoints.digests import file_record, file_records
 from jserve.checkpoints.inspection.missing import missing_parts, missing_text
@@ -23,18 +27,14 @@ from jserve.checkpoints.inspection.report import (
     UnfinishedStep,
 )
 from jserve.checkpoints.inspection.stored import Stored, stored
-from jserve.checkpoints.key_map import raise_all
-from jserve.checkpoints.lazy import LazyArray
 from jserve.checkpoints.manifest import MANIFEST_NAME, Manifest, read_manifest
 from jserve.checkpoints.orbax.beside import CONFIG_NAME, find_beside, places, read_beside_sampling, read_text
 from jserve.checkpoints.orbax.peel import peel
 from jserve.checkpoints.orbax.resembles import resembles
 from jserve.checkpoints.orbax.saved import Saved
 from jserve.checkpoints.orbax.unstack import stacked_axes
-from jserve.checkpoints.place import compare
 from jserve.checkpoints.sources.fetch import LocalFile, LocalFolder, fetch
 from jserve.checkpoints.sources.uri import parse_source
-from jserve.checkpoints.tree import flatten
 from jserve.errors import CheckpointError
 from jserve.progress import SILENT, Progress
 from jserve.text.from_hf import HfText

@@ -8,20 +8,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from jserve.checkpoints.arrays.lazy import LazyArray
+from jserve.checkpoints.arrays.tree import main_dtype
 from jserve.checkpoints.checkpoint import Checkpoint
 from jserve.checkpoints.gguf.file import GgufFile
 from jserve.checkpoints.gguf.model import gguf_checkpoint
 from jserve.checkpoints.hf.folder import open_hf
 from jserve.checkpoints.hf.shards import INDEX_NAME, open_tensors, weight_files
 from jserve.checkpoints.inspection.report import ArrayReport, FileReport
-from jserve.checkpoints.lazy import LazyArray
 from jserve.checkpoints.manifest import MANIFEST_NAME
 from jserve.checkpoints.orbax.open import orbax_checkpoint
 from jserve.checkpoints.orbax.peel import peel
 from jserve.checkpoints.orbax.read import Kvstore
 from jserve.checkpoints.orbax.saved import Saved, open_saved
 from jserve.checkpoints.sources.fetch import LocalFile, LocalFolder
-from jserve.checkpoints.tree import main_dtype
 from jserve.checkpoints.written import open_written
 from jserve.progress import Progress
 

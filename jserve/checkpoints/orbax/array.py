@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
-from jserve.checkpoints.lazy import LazyArray, Region, aligned_empty
+from jserve.checkpoints.arrays.lazy import LazyArray, Region, aligned_empty
 from jserve.errors import CheckpointError, SourceError
 
 __all__ = ["CONTEXT", "COPY_FIX", "StoredArray", "raise_store_failure", "reason"]

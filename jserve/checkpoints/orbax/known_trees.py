@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from jserve.checkpoints.key_map import Path, raise_all
-from jserve.checkpoints.lazy import LazyArray
+from jserve.checkpoints.arrays.key_map import Path, raise_all
+from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.orbax.unstack import unstack
 from jserve.errors import UnsupportedModel
 

@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from jserve.checkpoints.key_map import raise_all
-from jserve.checkpoints.names import resolve_member
+from jserve.checkpoints.arrays.key_map import raise_all
 from jserve.checkpoints.orbax.read import METADATA_NAME
+from jserve.checkpoints.sources.names import resolve_member
 from jserve.errors import CheckpointError, SourceError, UnsupportedModel
 
 __all__ = [

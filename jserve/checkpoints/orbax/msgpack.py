@@ -16,8 +16,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from jserve.checkpoints.key_map import Path
-from jserve.checkpoints.lazy import LazyArray, Region
+from jserve.checkpoints.arrays.key_map import Path
+from jserve.checkpoints.arrays.lazy import LazyArray, Region
 from jserve.errors import CheckpointError, UnsupportedModel
 
 __all__ = ["PLACEHOLDER", "looks_like_msgpack", "read_msgpack"]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path as FilePath
 
+from jserve.checkpoints.arrays.key_map import KeyMap, Leaves, Path, plan_leaves
+from jserve.checkpoints.arrays.lazy import LazyArray
+from jserve.checkpoints.arrays.tree import main_dtype
 from jserve.checkpoints.checkpoint import Checkpoint, param_shapes
 from jserve.checkpoints.encoder import EncoderSettings
 from jserve.checkpoints.hf.sentence_transformer import read_encoder_settings
-from jserve.checkpoints.key_map import KeyMap, Leaves, Path, plan_leaves
-from jserve.checkpoints.lazy import LazyArray
 from jserve.checkpoints.manifest import MANIFEST_NAME
 from jserve.checkpoints.orbax.beside import (
     CONFIG_NAME,
@@ -25,7 +26,6 @@ from jserve.checkpoints.orbax.layout import ITEMS, is_step_name
 from jserve.checkpoints.orbax.peel import fit_tree, holds, peel
 from jserve.checkpoints.orbax.read import Kvstore
 from jserve.checkpoints.orbax.saved import Saved, open_saved
-from jserve.checkpoints.tree import main_dtype
 from jserve.errors import UnsupportedModel
 from jserve.progress import SILENT, Progress
 

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jserve.checkpoints.key_map import Leaves, Path, raise_all
-from jserve.checkpoints.lazy import LazyArray
+from jserve.checkpoints.arrays.key_map import Leaves, Path, raise_all
+from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.errors import CheckpointError
 
 __all__ = ["KEPT_OUT", "Fitted", "Peeled", "fit_tree", "holds", "peel"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from jserve.checkpoints.key_map import Path
+from jserve.checkpoints.arrays.key_map import Path
 
 __all__ = ["resembles"]
 

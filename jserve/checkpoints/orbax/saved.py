@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
 from typing import Any
 
-from jserve.checkpoints.key_map import Path
-from jserve.checkpoints.lazy import LazyArray
+from jserve.checkpoints.arrays.key_map import Path
+from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.orbax.layout import Layout, find_layouts
 from jserve.checkpoints.orbax.msgpack import read_msgpack
 from jserve.checkpoints.orbax.peel import peel

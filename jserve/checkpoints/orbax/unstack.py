@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from jserve.checkpoints.key_map import Path
-from jserve.checkpoints.lazy import LazyArray
+from jserve.checkpoints.arrays.key_map import Path
+from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.errors import CheckpointError
 
 __all__ = ["stacked_axes", "unstack"]

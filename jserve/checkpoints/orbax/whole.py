@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import tensorstore as ts
 
-from jserve.checkpoints.names import resolve_member
+from jserve.checkpoints.sources.names import resolve_member
 
 __all__ = ["broken_database", "broken_folders"]
 

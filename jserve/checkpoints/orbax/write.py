@@ -20,10 +20,10 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import type_handlers
 
+from jserve.checkpoints.arrays.key_map import Leaves
+from jserve.checkpoints.arrays.lazy import LazyArray
+from jserve.checkpoints.arrays.tree import nest
 from jserve.checkpoints.cache import sync_tree
-from jserve.checkpoints.key_map import Leaves
-from jserve.checkpoints.lazy import LazyArray
-from jserve.checkpoints.tree import nest
 from jserve.progress import Progress
 
 __all__ = ["write_arrays"]

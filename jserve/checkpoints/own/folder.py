@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
-from jserve.checkpoints.inspection.nearby import instead
-from jserve.checkpoints.key_map import Leaves
-from jserve.checkpoints.key_map import Path as LeafPath
+from jserve.checkpoints.arrays.key_map import Leaves
+from jserve.checkpoints.arrays.key_map import Path as LeafPath
+from jserve.checkpoints.arrays.place import place
+from jserve.checkpoints.arrays.tree import flatten
 from jserve.checkpoints.orbax.beside import places, read_text
 from jserve.checkpoints.orbax.peel import fit_tree
 from jserve.checkpoints.orbax.saved import Saved, open_saved
-from jserve.checkpoints.place import place
+from jserve.checkpoints.sources.nearby import instead
 from jserve.checkpoints.sources.uri import StoreSource, parse_store
-from jserve.checkpoints.tree import flatten
 from jserve.errors import CheckpointError, ConfigError, SourceError
 from jserve.progress import SILENT, Progress
 from jserve.text.from_hf import HfText, read_hf_tokenizer

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from jserve.checkpoints.arrays.tree import flatten, nest, unflatten_like
 from jserve.checkpoints.orbax.beside import read_beside_sampling
 from jserve.checkpoints.own.folder import open_arrays, read_object_text, read_own_text
 from jserve.checkpoints.own.module import build_own_module
-from jserve.checkpoints.tree import flatten, nest, unflatten_like
 from jserve.errors import ConfigError
 from jserve.models.linen import linen_params
 from jserve.models.own import for_serving, random_leaves, type_name

@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jserve.checkpoints.arrays.tree import flatten
 from jserve.checkpoints.inspection.inspect import check_values, saved_facts, text_facts
 from jserve.checkpoints.inspection.report import ArrayReport, InspectReport, Problem
 from jserve.checkpoints.inspection.stored import saved_arrays
 from jserve.checkpoints.orbax.beside import read_beside_sampling
 from jserve.checkpoints.own.folder import OwnArrays, open_arrays, read_own_text
 from jserve.checkpoints.own.module import OwnModule, build_own_module
-from jserve.checkpoints.tree import flatten
 from jserve.errors import CheckpointError
 from jserve.models.check import check_contract
 from jserve.models.own import length_of

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from jserve.checkpoints.digests import remembered_sha256
-from jserve.checkpoints.inspection.nearby import instead
 from jserve.checkpoints.manifest import ARRAYS_FOLDER, MANIFEST_NAME
+from jserve.checkpoints.sources.nearby import instead
 from jserve.checkpoints.sources.uri import FORMS, ClassSource, HubSource, LocalSource, PypiSource, Source, StoreSource
 from jserve.config import cache_dir
 from jserve.errors import SourceError, UnsupportedModel

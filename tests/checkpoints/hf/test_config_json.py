@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.checkpoint import Checkpoint
 from jserve.checkpoints.hf.config_json import config_json
 from jserve.checkpoints.hf.families import hf_family
-from jserve.checkpoints.lazy import LazyArray
 from jserve.errors import UnsupportedModel
 from jserve.models.config import ModelConfig
 from jserve.models.gemma import GemmaConfig

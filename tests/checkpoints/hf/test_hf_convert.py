@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from jserve.checkpoints.arrays.tree import flatten
 from jserve.checkpoints.convert import convert
 from jserve.checkpoints.gguf.file import GgufFile
 from jserve.checkpoints.gguf.model import gguf_checkpoint
 from jserve.checkpoints.hf import write
 from jserve.checkpoints.hf.folder import open_hf
 from jserve.checkpoints.open import open_checkpoint
-from jserve.checkpoints.tree import flatten
 from jserve.checkpoints.written import open_written
 from jserve.cli.main import main
 from jserve.errors import CheckpointError, SourceError, UnsupportedModel

@@ -10,10 +10,10 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from jserve import LLM, SamplingParams
+from jserve.checkpoints.arrays.tree import flatten
 from jserve.checkpoints.hf.folder import open_hf
 from jserve.checkpoints.inspection.inspect import inspect
 from jserve.checkpoints.open import open_checkpoint
-from jserve.checkpoints.tree import flatten
 from jserve.errors import CheckpointError, SourceError, UnsupportedModel
 from jserve.models.naive import naive_generate
 from jserve.testing.gguf import CHAT_TEMPLATE, TINY_TOKENS

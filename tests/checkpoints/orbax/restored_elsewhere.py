@@ -14,9 +14,9 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jserve.checkpoints.arrays.tree import flatten
 from jserve.checkpoints.open import open_checkpoint
 from jserve.checkpoints.own.folder import open_arrays
-from jserve.checkpoints.tree import flatten
 
 
 def main(folder, devices):

@@ -23,12 +23,12 @@ from trees import (
     nested,
 )
 
+from jserve.checkpoints.arrays.key_map import plan_leaves
+from jserve.checkpoints.arrays.lazy import LazyArray
+from jserve.checkpoints.arrays.tree import flatten, unflatten_like
 from jserve.checkpoints.convert import convert
 from jserve.checkpoints.hf.families import HF_FAMILIES
-from jserve.checkpoints.key_map import plan_leaves
-from jserve.checkpoints.lazy import LazyArray
 from jserve.checkpoints.orbax.open import open_orbax
-from jserve.checkpoints.tree import flatten, unflatten_like
 from jserve.checkpoints.written import open_written
 from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.models.registry import build_abstract, family

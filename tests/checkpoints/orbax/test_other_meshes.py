@@ -17,10 +17,10 @@ from restored_elsewhere import digest, split
 from saving import flat, save_standard, save_steps
 
 from jserve import LLM, SamplingParams
+from jserve.checkpoints.arrays.place import place
+from jserve.checkpoints.arrays.tree import flatten
 from jserve.checkpoints.open import open_checkpoint
 from jserve.checkpoints.own.folder import open_arrays
-from jserve.checkpoints.place import place
-from jserve.checkpoints.tree import flatten
 from jserve.errors import MeshError
 from jserve.models.naive import naive_generate
 from jserve.progress import SILENT

@@ -8,7 +8,7 @@ from flax import linen as nn
 from flax import nnx
 from saving import assert_same, flat, save_standard, shapes, stacked, train_state
 
-from jserve.checkpoints.lazy import LazyArray
+from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.orbax.peel import fit_tree, peel
 from jserve.checkpoints.orbax.saved import open_saved
 from jserve.errors import CheckpointError

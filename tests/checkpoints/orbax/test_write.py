@@ -5,7 +5,7 @@ import inspect
 import numpy as np
 from orbax.checkpoint import type_handlers
 
-from jserve.checkpoints.lazy import LazyArray
+from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.orbax import write
 from jserve.checkpoints.orbax.write import write_arrays
 from jserve.progress import SILENT

@@ -133,7 +133,7 @@ def test_what_is_not_built_is_described_and_fails(tmp_path, capsys):
 
 
 def test_an_encoder(tmp_path):
-    shutil.copytree(Path(__file__).parents[1] / "oracle" / "data" / "tiny_bert", tmp_path / "tiny")
+    shutil.copytree(Path(__file__).parents[2] / "oracle" / "data" / "tiny_bert", tmp_path / "tiny")
     report = inspect(str(tmp_path / "tiny"))
     assert asdict(report.encoder) == {
         "pooling": "mean",

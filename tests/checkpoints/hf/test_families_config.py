@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jserve.checkpoints.arrays.key_map import plan_leaves
+from jserve.checkpoints.arrays.lazy import LazyArray
+from jserve.checkpoints.arrays.tree import flatten
 from jserve.checkpoints.hf.families import HF_FAMILIES, hf_family
-from jserve.checkpoints.key_map import plan_leaves
-from jserve.checkpoints.lazy import LazyArray
-from jserve.checkpoints.tree import flatten
 from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.models.moe import ExpertsConfig
 from jserve.models.registry import FAMILIES, build_abstract, family
 from jserve.models.rope import RopeScaling
 
-DATA = Path(__file__).parent.parent / "oracle" / "data" / "families"
+DATA = Path(__file__).parents[2] / "oracle" / "data" / "families"
 
 LLAMA = {
     "model_type": "llama",

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jserve.checkpoints.lazy import LazyArray
+from jserve.checkpoints.arrays.lazy import LazyArray
 
 
 def lazy(values):

@@ -14,9 +14,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jserve.checkpoints.key_map import Leaves, Path
-from jserve.checkpoints.lazy import LazyArray, Region, Source, aligned_empty
-from jserve.checkpoints.tree import flatten, unflatten_like
+from jserve.checkpoints.arrays.key_map import Leaves, Path
+from jserve.checkpoints.arrays.lazy import LazyArray, Region, Source, aligned_empty
+from jserve.checkpoints.arrays.tree import flatten, unflatten_like
 from jserve.errors import CheckpointError
 
 __all__ = ["compare", "place"]

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jserve.checkpoints.tree import main_dtype
+from jserve.checkpoints.arrays.tree import main_dtype
 
 
 @pytest.mark.parametrize("kind", [np.zeros, jax.ShapeDtypeStruct])

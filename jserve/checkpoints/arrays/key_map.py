@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from jserve.checkpoints.lazy import LazyArray
+from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.errors import CheckpointError
 
 __all__ = ["Entry", "KeyMap", "Leaves", "Path", "plan_leaves", "raise_all"]

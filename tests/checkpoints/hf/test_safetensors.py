@@ -8,9 +8,9 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save, save_file
 
+from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.hf import safetensors
 from jserve.checkpoints.hf.safetensors import read_tensor_file, write_tensor_file
-from jserve.checkpoints.lazy import LazyArray
 from jserve.errors import CheckpointError
 from jserve.progress import SILENT
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from jserve.checkpoints.key_map import Entry, KeyMap, plan_leaves
-from jserve.checkpoints.lazy import LazyArray
+from jserve.checkpoints.arrays.key_map import Entry, KeyMap, plan_leaves
+from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.errors import CheckpointError
 
 RNG = np.random.default_rng(0)

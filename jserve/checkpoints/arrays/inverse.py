@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jserve.checkpoints.key_map import Entry, KeyMap, Leaves
-from jserve.checkpoints.lazy import LazyArray
+from jserve.checkpoints.arrays.key_map import Entry, KeyMap, Leaves
+from jserve.checkpoints.arrays.lazy import LazyArray
 
 __all__ = ["plan_tensors"]
 

@@ -7,13 +7,13 @@ import pytest
 from families import FAMILY_NAMES
 from gguf_files import tiny, write
 
+from jserve.checkpoints.arrays.key_map import plan_leaves
+from jserve.checkpoints.arrays.lazy import LazyArray
+from jserve.checkpoints.arrays.tree import flatten
 from jserve.checkpoints.gguf import gemma
 from jserve.checkpoints.gguf.file import GgufFile
 from jserve.checkpoints.gguf.model import gguf_checkpoint
 from jserve.checkpoints.hf.families import hf_family
-from jserve.checkpoints.key_map import plan_leaves
-from jserve.checkpoints.lazy import LazyArray
-from jserve.checkpoints.tree import flatten
 from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.models.registry import build_abstract, family
 from jserve.testing.gguf import TINY_TOKENS, tokenizer_metadata, write_gguf

@@ -13,11 +13,11 @@ import pytest
 from flax import nnx
 
 from jserve import LLM, SamplingParams
+from jserve.checkpoints.arrays.tree import flatten
 from jserve.checkpoints.own.folder import open_arrays, read_own_text
 from jserve.checkpoints.own.model import open_own
 from jserve.checkpoints.own.module import build_own_module
 from jserve.checkpoints.own.report import inspect_own
-from jserve.checkpoints.tree import flatten
 from jserve.errors import CheckpointError, ConfigError, SourceError, UnsupportedModel
 from jserve.models.naive import naive_generate
 from jserve.models.own import for_serving
@@ -92,7 +92,7 @@ def test_functions_and_linen_modules_are_targets_too(folder):
     ],
 )
 def test_a_target_that_is_not_found_or_cannot_be_called_is_told_in_words(target, words, monkeypatch):
-    monkeypatch.chdir(Path(__file__).parent)
+    monkeypatch.chdir(Path(own_models.__file__).parent)
     with pytest.raises(ConfigError, match=words):
         build_own_module(target, where=(), dtype=jnp.float32)
 

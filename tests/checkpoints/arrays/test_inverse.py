@@ -5,12 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 
+from jserve.checkpoints.arrays.inverse import plan_tensors
+from jserve.checkpoints.arrays.key_map import Entry, KeyMap, plan_leaves
+from jserve.checkpoints.arrays.lazy import LazyArray
+from jserve.checkpoints.arrays.tree import flatten
 from jserve.checkpoints.gguf import llama as gguf_llama
 from jserve.checkpoints.hf import gpt2, llama
-from jserve.checkpoints.inverse import plan_tensors
-from jserve.checkpoints.key_map import Entry, KeyMap, plan_leaves
-from jserve.checkpoints.lazy import LazyArray
-from jserve.checkpoints.tree import flatten
 from jserve.models.gpt2 import Gpt2Config
 from jserve.models.llama import LlamaConfig
 from jserve.models.moe import ExpertsConfig

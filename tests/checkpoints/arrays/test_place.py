@@ -9,10 +9,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from jserve.checkpoints import place as placing
-from jserve.checkpoints.lazy import LazyArray, aligned_empty
+from jserve.checkpoints.arrays import place as placing
+from jserve.checkpoints.arrays.lazy import LazyArray, aligned_empty
+from jserve.checkpoints.arrays.place import place
 from jserve.checkpoints.orbax.read import read_tree
-from jserve.checkpoints.place import place
 from jserve.errors import CheckpointError
 
 ROWS = 256
