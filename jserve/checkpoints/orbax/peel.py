@@ -70,15 +70,17 @@ class Fitted:
 
 
 def peel(tree: Mapping[Path, LazyArray]) -> Peeled:
-    """Unwrap ``params``, ``params/params``, ``model`` (where nothing but a train state's parts lies beside it) and the
-    trailing ``value`` of an ``nnx.State``."""
+    """Unwrap ``params``, ``params/params``, ``model`` (where it has ``params``, or nothing but a train state's parts lies
+    beside it) and the trailing ``value`` of an ``nnx.State``."""
     root: Path = ()
     kept_out: list[str] = []
     inner = dict(tree)
     while len(root) < _MAX_WRAPPERS:
         heads = {path[0] for path in inner if len(path) > 1}
         others = {path[0] for path in inner} - KEPT_OUT
-        wrapper = next((w for w in WRAPPERS if w in heads and (w == "params" or others == {w})), None)
+        # What has ``params`` of its own is a train state, whatever else was saved with it.
+        states = {path[0] for path in inner if path[1:2] == ("params",)}
+        wrapper = next((w for w in WRAPPERS if w in heads and (w == "params" or others == {w} or w in states)), None)
         if wrapper is None:
             break
         kept_out += sorted({path[0] for path in inner} - {wrapper})
