@@ -1,6 +1,7 @@
 """`jserve inspect` of what Orbax and Flax saved: of a known family, of one that only its names tell, and of neither."""
 
 import json
+import shlex
 from dataclasses import asdict
 
 import jax.numpy as jnp
@@ -26,7 +27,7 @@ def test_whatever_was_saved_is_described_without_a_word_on_the_model(written, na
     assert report.problem.code == "JS-CKP-03"
     assert "config.json (Hugging Face's) or jserve.json is missing" in report.problem.message
     assert not report.failed
-    assert str(report).splitlines()[-1] == f"jserve serve package.module:Class --checkpoint {folder}"
+    assert str(report).splitlines()[-1] == f"jserve serve package.module:Class --checkpoint {shlex.quote(str(folder))}"
     json.dumps(asdict(report))
 
 
