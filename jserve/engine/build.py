@@ -6,11 +6,12 @@ trace the model abstractly -> plan the memory -> compile || load the weights -> 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flax import nnx
@@ -26,11 +27,11 @@ from jserve.engine.programs import CompileProgress, TellCompiled
 from jserve.engine.scheduler import SchedulerConfig
 from jserve.engine.state import CacheLayout
 from jserve.engine.store import ProgramStore
-from jserve.errors import ConfigError, DeviceError, MeshError, UnsupportedModel
+from jserve.errors import CheckpointError, ConfigError, DeviceError, MeshError, UnsupportedModel
 from jserve.models.contract import is_whole, trace_layer_caches
 from jserve.request import FinishReason, Request, ResolvedSampling, TokenDelta
 
-__all__ = ["EngineModel", "build_engine", "default_num_tokens"]
+__all__ = ["EngineModel", "build_engine", "default_num_tokens", "not_finite"]
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +64,8 @@ def build_engine(
     store: ProgramStore | None = None,
     compile_progress: TellCompiled | None = None,
 ) -> Engine:
-    """A started engine that has made a real token. Raises ConfigError, MeshError, DeviceError, OutOfMemory or
-    UnsupportedModel."""
+    """A started engine that has made a real token. Raises ConfigError, MeshError, DeviceError, OutOfMemory,
+    UnsupportedModel, and CheckpointError for weights that give no finite numbers."""
     platform = mesh.devices.flat[0].platform
     if mesh.shape["stage"] > 1 and is_whole(nnx.merge(model.graphdef, model.param_shapes)):
         raise MeshError(
@@ -169,18 +170,29 @@ def default_num_tokens(platform: str) -> int:
 def _warm(engine: Engine, max_model_len: int) -> None:
     """Make real tokens before saying ready: a prefill and a decode."""
     over = threading.Event()
-    last: list[TokenDelta] = []
+    heard: list[TokenDelta] = []
 
     def sink(deltas: Any) -> None:
-        last[:] = deltas
+        heard.extend(deltas)
         if deltas[-1].finish_reason is not None:
             over.set()
 
-    sampling = ResolvedSampling.greedy(min(2, max_model_len - 1))
+    sampling = replace(ResolvedSampling.greedy(min(2, max_model_len - 1)), logprobs=0)
     engine.submit(Request(request_id="warm", prompt_ids=(0,), sampling=sampling, arrival=time.monotonic()), sink)
     if not over.wait(_WARM_TIMEOUT_S):
         raise DeviceError(f"no token within {_WARM_TIMEOUT_S:.0f} s of the first dispatch")
-    if last[-1].finish_reason is not FinishReason.LENGTH:
+    if heard[-1].finish_reason is not FinishReason.LENGTH:
         raise DeviceError(
-            f"the first tokens failed: {last[-1].error or last[-1].finish_reason}; the log has the cause"
+            f"the first tokens failed: {heard[-1].error or heard[-1].finish_reason}; the log has the cause"
         ) from engine.fault
+    if not all(math.isfinite(entry.logprob) for delta in heard for entry in delta.logprobs or ()):
+        raise not_finite("logits")
+
+
+def not_finite(what: str) -> CheckpointError:
+    """``what`` a model computes is NaN or infinite, from its very first token on."""
+    return CheckpointError(
+        f"the model's first {what} are not finite numbers: its weights hold such values, or overflow in the dtype that "
+        "they are served in",
+        fix="see which with jserve inspect --check MODEL; if none do, --dtype float32",
+    )

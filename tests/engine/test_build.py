@@ -1,5 +1,7 @@
 """Starts that cannot work end before they cost anything, with numbers and words."""
 
+import jax
+import jax.numpy as jnp
 import pytest
 from harness import VOCAB, make_engine
 from jax.errors import JaxRuntimeError
@@ -65,3 +67,11 @@ def test_weights_that_cannot_be_had_end_the_start_before_the_last_program_is_com
     with pytest.raises(CheckpointError, match="an array is damaged"):
         make_engine(load=load, compile_progress=heard.append)
     assert [now.done for now in heard] in ([], [0])
+
+
+def test_weights_that_give_no_finite_numbers_are_no_model():
+    graphdef, params = tiny_llama()
+    damaged = jax.tree.map(lambda a: a.at[(0,) * a.ndim].set(jnp.nan), params)
+    with pytest.raises(CheckpointError, match="the model's first logits are not finite numbers") as caught:
+        make_engine(model=(graphdef, damaged))
+    assert "jserve inspect --check" in caught.value.fix

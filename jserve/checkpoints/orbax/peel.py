@@ -70,8 +70,8 @@ class Fitted:
 
 
 def peel(tree: Mapping[Path, LazyArray]) -> Peeled:
-    """Unwrap ``params``, ``params/params``, ``model`` (where it has ``params``, or nothing but a train state's parts lies
-    beside it) and the trailing ``value`` of an ``nnx.State``."""
+    """Unwrap ``params``, ``params/params``, ``model`` (where ``params`` is in it, or nothing but a train state's parts
+    lies beside it) and the trailing ``value`` of an ``nnx.State``."""
     root: Path = ()
     kept_out: list[str] = []
     inner = dict(tree)

@@ -11,10 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from jax.sharding import Mesh
 
 from jserve.config import ServeConfig
-from jserve.engine.build import default_num_tokens
+from jserve.engine.build import default_num_tokens, not_finite
 from jserve.engine.contract import Encoded, EngineLimits
 from jserve.engine.encoder.buckets import EncoderBuckets
 from jserve.engine.encoder.engine import VectorEngine
@@ -151,3 +152,5 @@ def _warm(engine: VectorEngine) -> None:
         raise DeviceError(f"no vector within {_WARM_TIMEOUT_S:.0f} s of the first dispatch")
     if heard[0].error is not None:
         raise DeviceError(f"the first vector failed: {heard[0].error}; the log has the cause") from engine.fault
+    if heard[0].vector is None or not np.isfinite(heard[0].vector).all():
+        raise not_finite("vectors")
