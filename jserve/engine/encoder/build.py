@@ -147,7 +147,9 @@ def _warm(engine: VectorEngine) -> None:
         heard.append(encoded)
         over.set()
 
-    engine.submit(TextRequest(request_id="warm", token_ids=(0,)), sink)
+    # Token 0 is often padding, whose row of the table may hold anything.
+    token = min(1, engine.limits.vocab_size - 1)
+    engine.submit(TextRequest(request_id="warm", token_ids=(token,)), sink)
     if not over.wait(_WARM_TIMEOUT_S):
         raise DeviceError(f"no vector within {_WARM_TIMEOUT_S:.0f} s of the first dispatch")
     if heard[0].error is not None:
