@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from jserve.checkpoints.digests import file_identity, file_record, remembered_sha256
 from jserve.checkpoints.manifest import ARRAYS_FOLDER
-from jserve.checkpoints.sources.fetch import LocalFile, LocalFolder
+from jserve.checkpoints.sources.local import LocalFile, LocalFolder
 from jserve.config import cache_dir
 from jserve.errors import SourceError
 from jserve.progress import Progress

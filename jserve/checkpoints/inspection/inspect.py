@@ -33,7 +33,8 @@ from jserve.checkpoints.orbax.peel import peel
 from jserve.checkpoints.orbax.resembles import resembles
 from jserve.checkpoints.orbax.saved import Saved
 from jserve.checkpoints.orbax.unstack import stacked_axes
-from jserve.checkpoints.sources.fetch import LocalFile, LocalFolder, fetch
+from jserve.checkpoints.sources.fetch import fetch
+from jserve.checkpoints.sources.local import LocalFile, LocalFolder
 from jserve.checkpoints.sources.uri import parse_source
 from jserve.errors import CheckpointError
 from jserve.progress import SILENT, Progress

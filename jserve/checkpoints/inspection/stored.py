@@ -21,7 +21,7 @@ from jserve.checkpoints.orbax.open import orbax_checkpoint
 from jserve.checkpoints.orbax.peel import peel
 from jserve.checkpoints.orbax.read import Kvstore
 from jserve.checkpoints.orbax.saved import Saved, open_saved
-from jserve.checkpoints.sources.fetch import LocalFile, LocalFolder
+from jserve.checkpoints.sources.local import LocalFile, LocalFolder
 from jserve.checkpoints.written import open_written
 from jserve.progress import Progress
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from jserve.checkpoints.sources.fetch import LocalFolder, fetch
+from jserve.checkpoints.sources.fetch import fetch
+from jserve.checkpoints.sources.local import LocalFolder
 from jserve.checkpoints.sources.names import PICKLES, member_path, resolve_member
 from jserve.checkpoints.sources.uri import ClassSource, HubSource, LocalSource, PypiSource, StoreSource, parse_source
 from jserve.config import DEFAULT_MODEL

@@ -13,7 +13,7 @@ from pathlib import Path
 from jserve.checkpoints.cache import make_once
 from jserve.checkpoints.hf.shards import weight_files
 from jserve.checkpoints.orbax.layout import find_layouts
-from jserve.checkpoints.sources.fetch import LocalFile, LocalFolder, local
+from jserve.checkpoints.sources.local import LocalFile, LocalFolder, local
 from jserve.checkpoints.sources.store.mirror import Mirror, copy_object, mirror
 from jserve.checkpoints.sources.uri import StoreSource
 from jserve.config import cache_dir
