@@ -1,7 +1,7 @@
 """Names that come from outside: which ones may be followed.
 
 Every check here looks at the name alone, before the disk is asked, so that a refusal is the same whether or not the
-thing is there.
+thing is there. Only a folder may be called as pickles are, where whoever asks knows that it is one.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ def refuse_pickle(name: str) -> None:
         )
 
 
-def member_path(name: str, *, of: str) -> PurePosixPath:
+def member_path(name: str, *, of: str, may_be_folder: bool = False) -> PurePosixPath:
     """``name`` as a path that stays inside ``of`` (a wheel, a repository, a checkpoint's folder).
 
     Raises SourceError for absolute names, drive letters, backslashes, control characters, empty, "." and ".."
-    parts, and for pickles.
+    parts, and for pickles, unless it ``may_be_folder``: then whoever learns that it is a file refuses those.
     """
     parts = name.split("/")
     unsafe = any(part in ("", ".", "..") for part in parts) or any(c in "\\:" or ord(c) < 32 for c in name)
     if unsafe:
         raise SourceError(f"{name!r} is not a name inside {of}: names are relative, with / and without . and .. parts")
-    refuse_pickle(name)
+    if not may_be_folder:
+        refuse_pickle(name)
     return PurePosixPath(*parts)
 
 

@@ -116,9 +116,17 @@ def test_pickles_are_refused_whether_or_not_they_exist(tmp_path, suffix, there):
     with pytest.raises(SourceError) as error:
         fetch(parse_source(str(path)), progress=SILENT)
     assert "is a pickle by its name" in error.value.message
-    for uri in (f"pypi://dist==1.0/a/model{suffix.upper()}", f"hf://org/name/model{suffix}", f"s3://b-1/m{suffix}"):
-        with pytest.raises(SourceError, match="is a pickle by its name"):
-            parse_source(uri)
+    with pytest.raises(SourceError, match="is a pickle by its name"):
+        parse_source(f"pypi://dist==1.0/a/model{suffix.upper()}")
+
+
+def test_a_folder_may_be_called_as_a_pickle_is(tmp_path):
+    run = tmp_path / "run.ckpt"
+    run.mkdir()
+    (run / "model.safetensors").write_bytes(b"x")
+    assert fetch(parse_source(str(run)), progress=SILENT) == LocalFolder(path=run, kind="hf")
+    assert parse_source("gs://b-1/run.ckpt").path == "run.ckpt"
+    assert parse_source("hf://org/name/run.ckpt").member == "run.ckpt"
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -16,6 +16,7 @@ from typing import Any
 
 from jserve.checkpoints.cache import make_once
 from jserve.checkpoints.orbax.read import Kvstore
+from jserve.checkpoints.sources.names import refuse_pickle
 from jserve.checkpoints.sources.store.bucket import Bucket, StoredObject
 from jserve.checkpoints.sources.store.plan import Plan, make_plan
 from jserve.checkpoints.sources.uri import StoreSource
@@ -97,6 +98,7 @@ def mirror(source: StoreSource, *, progress: Progress) -> Mirror | Path:
         found = bucket.look([source.path]) if source.path else {}
         if not found:
             raise SourceError(f"{source} does not exist: no key begins with {source.path or 'anything'}{_at(bucket)}")
+        refuse_pickle(str(source))
         return copy_object(bucket, found[source.path], progress=progress)
     plan = make_plan(bucket, source.path, top)
     for note in plan.notes:

@@ -301,6 +301,18 @@ def test_weights_that_are_pickles_are_refused_and_not_fetched(s3):
     assert s3.got == ["hf/config.json"]
 
 
+def test_a_folder_may_be_called_as_a_pickle_is_and_a_file_may_not(tmp_path, s3, params):
+    save_standard(tmp_path / "ck", params)
+    s3.upload(tmp_path / "ck", "run.ckpt")
+    assert_same(leaves(open_arrays(f"{s3.uri}/run.ckpt"), params), params)
+    s3.put("model.pt", b"\x80\x04.")
+    s3.forget()
+    for opening in (open_arrays, open_checkpoint):
+        with pytest.raises(SourceError, match=rf"{s3.uri}/model.pt is a pickle by its name"):
+            opening(f"{s3.uri}/model.pt")
+    assert s3.got == []
+
+
 def test_what_is_listed_and_copied_is_bounded(tmp_path, s3, params, monkeypatch):
     save_steps(tmp_path / "run", dict.fromkeys(range(1, 7), params))
     s3.upload(tmp_path / "run", "run")
