@@ -52,7 +52,7 @@ def open_hf(folder: Path, *, source: str) -> Checkpoint:
         tokenizer=None if text is None else text.tokenizer,
         chat_template=None if text is None else text.chat_template,
         generation=read_sampling(folder),
-        eos_ids=_ends(folder, values, text),
+        eos_ids=_ends(folder, values, config, text),
         encoder=_encoder(folder, config) if kind.is_encoder else None,
         source=source,
         digests="not checked; sizes match their headers (--check reads every value)",
@@ -78,11 +78,13 @@ def _encoder(folder: Path, config: ModelConfig) -> EncoderSettings:
     return read_encoder_settings(folder, dimensions=config.hidden_size, max_position=config.max_position)
 
 
-def _ends(folder: Path, values: Mapping[str, Any], text: HfText | None) -> tuple[int, ...]:
+def _ends(folder: Path, values: Mapping[str, Any], config: ModelConfig, text: HfText | None) -> tuple[int, ...]:
     """The tokenizer knows of all places that may name them."""
     if text is not None:
         return text.tokenizer.eos_ids
-    return named_ends(read_json(folder, GENERATION_NAME) or {}, values)
+    generation = read_json(folder, GENERATION_NAME) or {}
+    configured = {folder / GENERATION_NAME: generation, folder / CONFIG_NAME: values}
+    return named_ends(configured, vocab_size=config.vocab_size)
 
 
 def _name(folder: Path) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from pathlib import Path
 
 from jserve.checkpoints.cache import make_once
@@ -86,7 +87,15 @@ def _whole(found: Mirror, files: list[Path], progress: Progress) -> Path:
     def make(scratch: Path) -> None:
         for name, copy in wanted.items():
             (scratch / name).parent.mkdir(parents=True, exist_ok=True)
-            os.link(copy, scratch / name)
+            _link(copy, scratch / name)
 
     make_once(root, check=check, make=make, progress=progress)
     return root / found.folder.relative_to(found.root)
+
+
+def _link(file: Path, name: Path) -> None:
+    """Give ``file`` another ``name``, or copy it where the file system has no such thing."""
+    try:
+        os.link(file, name)
+    except OSError:
+        shutil.copyfile(file, name)

@@ -1,5 +1,6 @@
 """s3:// through real clients: what is restored, what is asked for, and what is said when it cannot be had."""
 
+import errno
 import json
 import sys
 import time
@@ -24,7 +25,7 @@ from jserve.checkpoints.open import open_checkpoint
 from jserve.checkpoints.orbax.peel import fit_tree
 from jserve.checkpoints.own.folder import open_arrays
 from jserve.checkpoints.own.report import inspect_own
-from jserve.checkpoints.sources.store import bucket, plan
+from jserve.checkpoints.sources.store import bucket, copy_whole, plan
 from jserve.cli.main import main
 from jserve.errors import CheckpointError, SourceError
 from jserve.models.naive import naive_generate
@@ -163,6 +164,17 @@ def test_hugging_face_folders_and_gguf_files_are_copied_once(tmp_path, s3, llama
     with pytest.raises(SourceError, match=r"is a folder with 1 GGUF file.*MODEL is one file") as error:
         open_checkpoint(f"{s3.uri}/files")
     assert error.value.fix == f"give the file: {s3.uri}/files/t.gguf"
+
+
+def test_a_cache_without_hard_links(tmp_path, s3, llama_run, monkeypatch):
+    convert(str(llama_run / "steps"), tmp_path / "hf", to="safetensors")
+    s3.upload(tmp_path / "hf", "hf")
+
+    def refused(*arguments):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(copy_whole.os, "link", refused)
+    same_model(open_checkpoint(f"{s3.uri}/hf"), open_checkpoint(str(tmp_path / "hf")))
 
 
 def test_a_copy_that_was_broken_off_goes_on_with_the_next_file(tmp_path, s3, llama_run, monkeypatch):
