@@ -35,6 +35,7 @@ from jserve.checkpoints.orbax.saved import Saved
 from jserve.checkpoints.orbax.unstack import stacked_axes
 from jserve.checkpoints.sources.fetch import fetch
 from jserve.checkpoints.sources.local import LocalFile, LocalFolder
+from jserve.checkpoints.sources.names import called
 from jserve.checkpoints.sources.uri import parse_source
 from jserve.errors import CheckpointError
 from jserve.progress import SILENT, Progress
@@ -63,7 +64,7 @@ def inspect(model: str, *, check: bool = False, progress: Progress | None = None
         checkpoint, problem = _understood(files)
         digests = _digests(found, files, checkpoint, progress) if check else _unchecked(files, checkpoint)
         return InspectReport(
-            name=files.path.name if checkpoint is None else checkpoint.name,
+            name=called(files.path.absolute()) if checkpoint is None else checkpoint.name,
             model=model,
             path=str(files.path) if files.uri is None else files.uri,
             layout=files.layout,

@@ -160,6 +160,12 @@ def test_links_within_the_hub_cache_work(tmp_path):
     (snapshot / "tokenizer.json").symlink_to("../../blobs/0a1b")
     (snapshot / "evil").symlink_to("../../../elsewhere")
     assert resolve_member(snapshot, "tokenizer.json").read_text() == "x"
+    (tmp_path / "blobs" / "4f").mkdir(parents=True)
+    (tmp_path / "blobs" / "4f" / "shared").write_text("y")
+    (repo / "blobs" / "2c").symlink_to("../../blobs/4f/shared")
+    (snapshot / "deep" / "er").mkdir(parents=True)
+    (snapshot / "deep" / "er" / "w").symlink_to("../../../../blobs/2c")
+    assert resolve_member(snapshot / "deep", "er/w").read_text() == "y"
     with pytest.raises(SourceError, match="leads out"):
         resolve_member(snapshot, "evil")
 
