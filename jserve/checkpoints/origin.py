@@ -72,7 +72,7 @@ def _read_mirrored(found: LocalFolder, mirror: Mirror, progress: Progress) -> Or
     else:
         from jserve.checkpoints.orbax.saved import open_saved
 
-        with mirror.in_words():
+        with mirror.words.errors():
             arrays = open_saved(found.path, base=mirror.base).layout.arrays
 
     def stored() -> dict[str, str]:

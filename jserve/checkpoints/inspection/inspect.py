@@ -58,6 +58,13 @@ def inspect(model: str, *, check: bool = False, progress: Progress | None = None
     """
     progress = progress or SILENT
     found = fetch(parse_source(model), progress=progress)
+    if found.words is None:
+        return _inspect(found, model, check=check, progress=progress)
+    with found.words.errors():
+        return found.words.said(_inspect(found, model, check=check, progress=found.words.progress(progress)))
+
+
+def _inspect(found: LocalFile | LocalFolder, model: str, *, check: bool, progress: Progress) -> InspectReport:
     if check and _has_digests(found):
         _check_digests(found.path, read_manifest(found.path), progress)
     with stored(found, model, progress=progress) as files:
@@ -248,7 +255,7 @@ def _digests(
     arrays = dict(files.lazy)
     if isinstance(found, LocalFile):
         if file_record(found.path).sha256 != found.sha256:
-            raise CheckpointError(f"{found.path} is not what was fetched", fix=f"delete {found.path.parent}")
+            raise CheckpointError(f"{found.path} is not what was fetched", fix="run the command again")
         arrays = {} if checkpoint is None else {".".join(path): leaf for path, leaf in checkpoint.leaves.items()}
     check_values(arrays, progress, where=files.uri or str(files.path))
     words = [f"sha256 {found.sha256}"] if isinstance(found, LocalFile) else []

@@ -16,6 +16,7 @@ from jserve.config import cache_dir
 from jserve.errors import SourceError, UnsupportedModel
 
 if TYPE_CHECKING:
+    from jserve.checkpoints.sources.store.in_words import InWords
     from jserve.checkpoints.sources.store.mirror import Mirror
 
 __all__ = ["LocalFile", "LocalFolder", "is_hf", "local"]
@@ -27,6 +28,8 @@ class LocalFile:
 
     path: Path
     sha256: str
+    words: InWords | None = None
+    """Of a copy of one in an object store: what it is called there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +41,8 @@ class LocalFolder:
     """By jserve, with ``jserve.json`` in it; as on the Hugging Face Hub; as Orbax or Flax saved it."""
     mirror: Mirror | None = None
     """Where the arrays are, if the folder is a copy of one in an object store and they are not in it."""
+    words: InWords | None = None
+    """Of a copy of one in an object store: what its files are called there."""
 
 
 def local(path: Path) -> LocalFile | LocalFolder:

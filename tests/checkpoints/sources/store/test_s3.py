@@ -4,6 +4,7 @@ import errno
 import json
 import sys
 import time
+from dataclasses import asdict
 from pathlib import PurePosixPath
 
 import jax
@@ -225,6 +226,73 @@ def test_a_newer_step_is_seen_at_the_next_start(tmp_path, s3, params):
     save_steps(tmp_path / "run", {9: params})
     s3.upload(tmp_path / "run", "run")
     assert open_arrays(f"{s3.uri}/run").saved.layout.step == "9"
+
+
+# --- said in the user's names -----------------------------------------------------------------------------------------
+
+
+def same_names(report):
+    """Of files: no report says where copies are."""
+    for text in (str(report), json.dumps(asdict(report))):
+        assert "object-stores" not in text
+        assert "xdg" not in text
+    return str(report).splitlines()
+
+
+def test_no_report_names_a_copy(tmp_path, s3, llama_run, params):
+    s3.upload(llama_run / "steps", "bare")
+    lines = same_names(inspect(f"{s3.uri}/bare"))
+    assert any(f"{s3.uri}/bare holds arrays and no word on the model" in line for line in lines)
+    s3.put("bare/config.json", (llama_run / "config.json").read_bytes())
+    lines = same_names(inspect(f"{s3.uri}/bare"))
+    put = f"  fix: put into {s3.uri}/bare its tokenizer.json (or tokenizer.model) and tokenizer_config.json"
+    assert put in lines
+    assert any(line.endswith(f", from {s3.uri}/bare/config.json") for line in lines)
+    s3.put("bare/tokenizer.json", b"{}")
+    assert any(f"{s3.uri}/bare" in line for line in same_names(inspect(f"{s3.uri}/bare")))
+
+    convert(str(llama_run / "steps"), tmp_path / "hf", to="safetensors")
+    (tmp_path / "hf" / "tokenizer.json").unlink()
+    s3.upload(tmp_path / "hf", "hf")
+    report = inspect(f"{s3.uri}/hf")
+    assert report.path == f"{s3.uri}/hf"
+    assert f"  fix: put into {s3.uri}/hf its" in "\n".join(same_names(report))
+    s3.put("hf/config.json", b'{"model_type": "mamba"}')
+    assert f"{s3.uri}/hf/config.json" in inspect(f"{s3.uri}/hf").problem.message
+    same_names(inspect(f"{s3.uri}/hf"))
+
+    write_tiny_gguf(tmp_path / "t.gguf", metadata={"split.count": 3, "split.no": 1})
+    s3.put("files/t.gguf", (tmp_path / "t.gguf").read_bytes())
+    report = inspect(f"{s3.uri}/files/t.gguf")
+    assert report.path == f"{s3.uri}/files/t.gguf"
+    assert f"{s3.uri}/files/t.gguf" in report.problem.message
+    same_names(report)
+    with pytest.raises(CheckpointError, match=f"{s3.uri}/files/t.gguf"):
+        convert(f"{s3.uri}/files/t.gguf", tmp_path / "out")
+
+    s3.put("flax/checkpoint_5", serialization.to_bytes(params))
+    report = inspect(f"{s3.uri}/flax")
+    assert report.path == f"{s3.uri}/flax"
+    same_names(report)
+
+
+@pytest.mark.parametrize("flax", [False, True])
+def test_no_report_of_a_module_names_a_copy(tmp_path, s3, flax):
+    config = own_models.Config(width=8, inner=own_models.Inner(heads=1))
+    with nnx.use_eager_sharding(False):
+        module = own_models.MyModel(config, rngs=nnx.Rngs(3))
+    if flax:
+        s3.put("run/checkpoint", serialization.to_bytes(nnx.to_pure_dict(nnx.state(module, nnx.Param))))
+    else:
+        save_standard(tmp_path / "ck", nnx.state(module))
+        s3.upload(tmp_path / "ck", "run/ck")
+    s3.put("run/config.json", json.dumps({"width": 8, "inner": {"heads": 1}}).encode())
+    s3.put("run/tokenizer.json", ByteTokenizer().to_json().encode())
+    uri = f"{s3.uri}/run" if flax else f"{s3.uri}/run/ck"
+    report = inspect_own("own_models:MyModel", checkpoint=uri, tokenizer=None, check=False)
+    assert (report.path, report.config_path) == (uri, f"{s3.uri}/run/config.json")
+    assert report.tokenizer == f"{s3.uri}/run"
+    same_names(report)
 
 
 # --- nothing else is asked for ----------------------------------------------------------------------------------------
