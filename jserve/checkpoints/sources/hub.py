@@ -39,6 +39,8 @@ __all__ = ["fetch_from_hub"]
 _TIMEOUT_S = 10.0
 """Of the first request, which tells whether the Hub can be reached."""
 _MAX_FILES = 100_000
+_NOTHING = "//"
+"""A pattern that no file's name fits."""
 _OF_STEPS = (MARKER, CHECKPOINT_METADATA, METADATA_NAME, COMMITTED)
 """By these steps are told, those too that are not opened."""
 
@@ -94,7 +96,9 @@ class _Repository:
         """What the Hub's cache holds already."""
         reason = f"the Hub cannot be reached ({_line(error)})"
         try:
-            path = Path(self._hub.snapshot_download(self._repo, local_files_only=True)) / self._inner
+            # The library refuses where files that are asked for are missing; which ones matter is for our readers.
+            found = self._hub.snapshot_download(self._repo, local_files_only=True, allow_patterns=[_NOTHING])
+            path = Path(found) / self._inner
         except Exception:
             path = None
         if path is None or not path.exists():

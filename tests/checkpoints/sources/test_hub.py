@@ -33,6 +33,10 @@ class Refused(Exception):
     response = 404
 
 
+def fits(name, patterns):
+    return patterns is None or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
 class Hub:
     """A Hub of one repository, org/name, whose files lie in ``folder``, and its cache on disk."""
 
@@ -83,13 +87,13 @@ class Hub:
 
     def snapshot_download(self, repo, *, allow_patterns=None, ignore_patterns=None, local_files_only=False):
         if local_files_only:
-            if not self.snapshot.is_dir():
-                raise FileNotFoundError("nothing of it is here")
+            asked = [name for name in self.names() if fits(name, allow_patterns)]
+            if not self.snapshot.is_dir() or not set(asked) <= self.fetched:
+                raise FileNotFoundError("not all of it is here")
             return str(self.snapshot)
         self.ask(repo)
         for name in self.names():
-            wanted = any(fnmatch.fnmatchcase(name, pattern) for pattern in allow_patterns)
-            if wanted and not any(fnmatch.fnmatchcase(name, pattern) for pattern in ignore_patterns or ()):
+            if fits(name, allow_patterns) and not fits(name, ignore_patterns or []):
                 self.bring(name)
         return str(self.snapshot)
 
@@ -269,6 +273,7 @@ def test_what_the_hub_refuses_is_one_line(hub):
 def test_without_a_network_the_cache_is_taken(hub, tmp_path):
     write_tiny_hf(tmp_path / "m")
     fill(hub, tmp_path / "m")
+    (hub.folder / "pytorch_model.bin").write_bytes(b"x")  # which is never in the cache
     hub.online = False
     for uri in ("hf://org/name", "hf://org/name/t.gguf"):
         with pytest.raises(
