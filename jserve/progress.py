@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from types import TracebackType
@@ -10,10 +11,18 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
 
-__all__ = ["SILENT", "ConsoleProgress", "Progress"]
+__all__ = ["SILENT", "ConsoleProgress", "Progress", "printable"]
 
 _QUIET_S = 5.0
 """Without a terminal: seconds between two lines on the same task."""
+
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+"""What a terminal obeys, or what turns the order of characters around; but for tabs and ends of lines."""
+
+
+def printable(text: str) -> str:
+    """``text`` with escapes such as ``\\x1b`` for control characters: names out of files may hold any."""
+    return _UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 class Progress(Protocol):
@@ -109,7 +118,7 @@ class ConsoleProgress:
     def _show(self) -> None:
         now = time.monotonic()
         if self._bars is not None:
-            self._bars.update(self._bars.task_ids[0], completed=self._count, detail=self._detail(now))
+            self._bars.update(self._bars.task_ids[0], completed=self._count, detail=printable(self._detail(now)))
         elif now - self._spoken >= _QUIET_S and self._count != self._total:
             self._spoken = now
             _say(f"{self._task} {self._detail(now)}")
@@ -131,9 +140,13 @@ class ConsoleProgress:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[detail]}", markup=False))
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[detail]}", markup=False),
+        )
         self._bars = Progress(*columns, console=Console(stderr=True), transient=True)
-        self._bars.add_task(self._task or "", total=self._total, detail="")
+        self._bars.add_task(printable(self._task or ""), total=self._total, detail="")
         self._bars.start()
 
     def _close(self) -> None:
@@ -144,5 +157,5 @@ class ConsoleProgress:
 
 
 def _say(line: str) -> None:
-    sys.stderr.write(line + "\n")
+    sys.stderr.write(printable(line) + "\n")
     sys.stderr.flush()

@@ -108,6 +108,29 @@ def test_arrows_between_rooms_only_point_down():
     assert not wrong
 
 
+def _needs(module: ast.AST) -> Iterator[str]:
+    """What it imports when it runs, at once or later: all but what types alone need."""
+    for node in ast.iter_child_nodes(module):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield str(node.module)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        yield from _needs(node)
+
+
+def test_no_module_needs_itself_by_way_of_others():
+    modules = dict(_modules())
+    left = {name: {needed for needed in _needs(module) if needed in modules} for name, module in modules.items()}
+    packages = {name for name in modules if any(other.startswith(f"{name}.") for other in modules)}
+    left = {name: needed - packages for name, needed in left.items() if name not in packages}
+    while free := {name for name, needed in left.items() if not needed & left.keys()}:
+        left = {name: needed for name, needed in left.items() if name not in free}
+    assert not left, "these are in a circle, or need one"
+
+
 def test_every_folder_is_a_room():
     folders = {f"jserve.{path.name}" for path in (ROOT / "jserve").iterdir() if (path / "__init__.py").is_file()}
     assert folders <= set(ROOMS)

@@ -6,6 +6,7 @@ process; the next maker clears away what a dead one left, or goes on from there 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -25,6 +26,9 @@ __all__ = ["make_new", "make_once", "sync_tree"]
 
 T = TypeVar("T")
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Of writing alone. Such an error need not name a file."""
+
 
 def make_once(
     final: Path,
@@ -38,7 +42,8 @@ def make_once(
 
     ``check`` raises CheckpointError for a folder that is damaged. ``make(scratch)`` fills an empty folder, a sibling
     of ``final``; what it raises passes through and nothing stays behind. Of several processes one makes it, and the
-    others wait. An OSError, such as a full disk, becomes a CheckpointError.
+    others wait. An OSError becomes a CheckpointError that says whether it could not be written, as on a full disk, or
+    what ``make`` reads could not be read.
 
     ``resume`` names all that decides what is made, and fits a file's name. Where it is given, a maker that was killed
     or interrupted leaves its folder for the next with the same name: ``make`` finds there what was finished.
@@ -101,7 +106,7 @@ def _make(final: Path, make: Callable[[Path], None], resume: str | None) -> None
                 shutil.rmtree(stale, ignore_errors=True)
         scratch.mkdir(exist_ok=resume is not None)
         try:
-            make(scratch)
+            _fill(scratch, final, make)
             sync_tree(scratch)
             scratch.rename(final)
         except BaseException as error:
@@ -111,6 +116,18 @@ def _make(final: Path, make: Callable[[Path], None], resume: str | None) -> None
         _sync(final.parent)
     except OSError as error:
         raise _unwritable(final, error) from error
+
+
+def _fill(scratch: Path, final: Path, make: Callable[[Path], None]) -> None:
+    """Run ``make``; what it cannot read is told apart from what it cannot write."""
+    try:
+        make(scratch)
+    except OSError as error:
+        names = [Path(os.fsdecode(name)) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
+        if error.errno in _NO_ROOM or any(name.is_relative_to(scratch) for name in names):
+            raise
+        what = f"read {names[0]}" if names else f"make {final}"
+        raise CheckpointError(f"cannot {what}: {error.strerror or error}") from error
 
 
 def _discard(final: Path) -> None:

@@ -15,19 +15,22 @@ import numpy as np
 from jserve.checkpoints.arrays.key_map import Leaves
 from jserve.checkpoints.arrays.lazy import LazyArray, Region
 from jserve.checkpoints.arrays.tree import main_dtype
+from jserve.checkpoints.as_it_is import as_it_is
 from jserve.checkpoints.cache import make_new
 from jserve.checkpoints.checkpoint import Checkpoint
 from jserve.checkpoints.digests import file_records
 from jserve.checkpoints.manifest import ARRAYS_FOLDER, MANIFEST_NAME, TOKENIZER_NAME, Manifest
-from jserve.checkpoints.open import CONVERTER_VERSION, as_it_is
 from jserve.checkpoints.origin import Origin, read_origin
-from jserve.checkpoints.sources.fetch import LocalFile, LocalFolder, fetch
+from jserve.checkpoints.sources.fetch import fetch
+from jserve.checkpoints.sources.local import LocalFile, LocalFolder
 from jserve.checkpoints.sources.uri import parse_source
 from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.progress import SILENT, Progress
 
-__all__ = ["Form", "convert", "resume_name", "write_converted"]
+__all__ = ["CONVERTER_VERSION", "Form", "convert", "resume_name", "write_converted"]
 
+CONVERTER_VERSION = 1
+"""Raised whenever the same source would give another checkpoint, so that cached ones are made anew."""
 Form: TypeAlias = Literal["orbax", "safetensors"]
 _PARTS_FOLDER = ".parts"
 """Finished parts of an Orbax checkpoint that is under way."""

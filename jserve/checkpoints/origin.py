@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from jserve.checkpoints.digests import file_identity, file_record, remembered_sha256
 from jserve.checkpoints.manifest import ARRAYS_FOLDER
-from jserve.checkpoints.sources.fetch import LocalFile, LocalFolder
+from jserve.checkpoints.sources.local import LocalFile, LocalFolder
 from jserve.config import cache_dir
 from jserve.errors import SourceError
 from jserve.progress import Progress
@@ -72,7 +72,7 @@ def _read_mirrored(found: LocalFolder, mirror: Mirror, progress: Progress) -> Or
     else:
         from jserve.checkpoints.orbax.saved import open_saved
 
-        with mirror.in_words():
+        with mirror.words.errors():
             arrays = open_saved(found.path, base=mirror.base).layout.arrays
 
     def stored() -> dict[str, str]:
@@ -88,19 +88,24 @@ def _read_mirrored(found: LocalFolder, mirror: Mirror, progress: Progress) -> Or
 
 
 def _files(found: LocalFolder) -> list[Path]:
+    from jserve.checkpoints.hf.sentence_transformer import module_files
+
     folder = found.path
     if found.kind == "written":
         return sorted(path for path in folder.rglob("*") if path.is_file())
     if found.kind == "orbax":
-        from jserve.checkpoints.orbax.beside import places
+        from jserve.checkpoints.orbax.beside import CONFIG_NAME, find_beside, places
         from jserve.checkpoints.orbax.saved import open_saved
 
         arrays = open_saved(folder).layout.arrays
         inside = sorted(path for path in arrays.rglob("*") if path.is_file()) if arrays.is_dir() else [arrays]
-        return list(dict.fromkeys([*inside, *(path for place in places(folder, arrays) for path in _texts(place))]))
+        where = places(folder, arrays)
+        config = find_beside(where, CONFIG_NAME)
+        modules = [] if config is None else module_files(config.parent)
+        return list(dict.fromkeys([*inside, *(path for place in where for path in _texts(place)), *modules]))
     from jserve.checkpoints.hf.shards import weight_files
 
-    return list(dict.fromkeys([*_texts(folder), *weight_files(folder)]))
+    return list(dict.fromkeys([*_texts(folder), *module_files(folder), *weight_files(folder)]))
 
 
 def _texts(folder: Path) -> list[Path]:

@@ -28,7 +28,8 @@ class Options:
     """
 
     src: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SRC")]
-    """A .gguf file, a Hugging Face folder, a folder that jserve, Orbax or Flax wrote, or a URI (pypi://, hf://)."""
+    """A .gguf file, a Hugging Face folder, a folder that jserve, Orbax or Flax wrote, or a URI (pypi://, hf://, gs://,
+    s3://)."""
     dst: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DST")]
     """The folder to write. It must not exist yet."""
     to: Literal["orbax", "safetensors"] = "orbax"

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from jserve import __version__
 from jserve.cli.usage import UsageError, did_you_mean
 from jserve.errors import JserveError
+from jserve.progress import printable
 
 __all__ = ["VERBS", "main"]
 
@@ -109,7 +110,7 @@ def _help() -> str:
 
 
 def _fail(text: str, *, status: int) -> int:
-    sys.stderr.write(text + "\n")
+    sys.stderr.write(printable(text) + "\n")
     return status
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from operator import itemgetter
 from typing import Any
 
@@ -11,7 +11,7 @@ from tokenizers import AddedToken
 
 from jserve.text.hf_files import HfFiles, shown
 
-__all__ = ["add_declared_tokens", "end_ids", "named_token"]
+__all__ = ["add_declared_tokens", "configured_ends", "end_ids", "named_token"]
 
 CONFIG, MAP, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 _NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
@@ -77,18 +77,31 @@ def end_ids(files: HfFiles, backend: tokenizers.Tokenizer, *, own: int | None) -
             files.note(name, f"eos_token is {content!r}, which is no token of the vocabulary")
     if own is not None:
         ids[own] = None
-    for name, entry, value in _configured_ends(files):
+    configured = {name: files.settings(name) for name in ("generation_config.json", "config.json")}
+    found, problems = configured_ends(configured, known=lambda token_id: backend.id_to_token(token_id) is not None)
+    for name, problem in problems:
+        files.note(name, problem)
+    return list(dict.fromkeys([*ids, *found]))
+
+
+def configured_ends(
+    configured: Mapping[str, Mapping[str, Any]], *, known: Callable[[int], bool]
+) -> tuple[list[int], list[tuple[str, str]]]:
+    """Ids that end a text by the settings of the files ``configured``, each once, in the order of the files; and by
+    the file's name what is said there that is no id, or one that is not ``known``."""
+    ids: dict[int, None] = {}
+    problems = []
+    for name, entry, value in _named_ends(configured):
         for token_id in value if isinstance(value, list) else [value]:
-            if not _is_id(token_id) or backend.id_to_token(token_id) is None:
-                files.note(name, f"{entry} names {shown(token_id)}, which is no token id of the vocabulary")
+            if not _is_id(token_id) or not known(token_id):
+                problems.append((name, f"{entry} names {shown(token_id)}, which is no token id of the vocabulary"))
             else:
                 ids[token_id] = None
-    return list(ids)
+    return list(ids), problems
 
 
-def _configured_ends(files: HfFiles) -> Iterator[tuple[str, str, Any]]:
-    for name in ("generation_config.json", "config.json"):
-        settings = files.settings(name)
+def _named_ends(configured: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, Any]]:
+    for name, settings in configured.items():
         nested = settings.get("text_config")
         for prefix, part in (("", settings), ("text_config.", nested if isinstance(nested, Mapping) else {})):
             if part.get("eos_token_id") is not None:

@@ -80,14 +80,42 @@ def test_a_failed_make_leaves_nothing(tmp_path):
     assert left_over(tmp_path) == []
 
 
-def test_a_full_disk_is_said_in_words(tmp_path):
+@pytest.mark.parametrize(("home", "fix"), [("xdg/jserve", "XDG_CACHE_HOME"), ("own", "name a folder elsewhere")])
+def test_a_full_disk_is_said_in_words(tmp_path, home, fix):
     def full(scratch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(CheckpointError, match=r"cannot write .*/x: No space left on device") as error:
-        make_once(tmp_path / "x", check=read, make=full, progress=SILENT)
-    assert error.value.fix == "free space there, or name a folder elsewhere"
+        make_once(tmp_path / home / "x", check=read, make=full, progress=SILENT)
+    assert fix in error.value.fix
+    assert left_over(tmp_path / home) == []
+
+
+def test_what_cannot_be_read_is_not_said_to_be_unwritable(tmp_path):
+    def read_source(scratch):
+        (tmp_path / "source.gguf").read_bytes()
+
+    with pytest.raises(CheckpointError) as error:
+        make_once(tmp_path / "x", check=read, make=read_source, progress=SILENT)
+    assert error.value.message == f"cannot read {tmp_path}/source.gguf: No such file or directory"
+    assert error.value.fix is None
     assert left_over(tmp_path) == []
+
+
+def test_an_error_without_a_name_is_said_as_it_is(tmp_path):
+    def fail(scratch):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with pytest.raises(CheckpointError, match=r"^cannot make .*/x: Input/output error"):
+        make_once(tmp_path / "x", check=read, make=fail, progress=SILENT)
+
+
+def test_a_file_that_cannot_be_written_is_said_to_be_so(tmp_path):
+    def into_nowhere(scratch):
+        (scratch / "none" / "file").write_text("x")
+
+    with pytest.raises(CheckpointError, match=r"^cannot write .*/x: No such file or directory"):
+        make_once(tmp_path / "x", check=read, make=into_nowhere, progress=SILENT)
 
 
 def test_a_cache_that_is_a_file_is_said_in_words(tmp_path):

@@ -21,7 +21,7 @@ from jserve.checkpoints.manifest import Manifest, read_manifest
 from jserve.checkpoints.orbax import write
 from jserve.checkpoints.orbax.read import read_tree
 from jserve.checkpoints.origin import read_origin
-from jserve.checkpoints.sources.fetch import LocalFile
+from jserve.checkpoints.sources.local import LocalFile
 from jserve.checkpoints.written import open_written
 from jserve.errors import CheckpointError, SourceError, UnsupportedModel
 from jserve.models.naive import naive_generate

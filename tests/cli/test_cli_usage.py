@@ -41,6 +41,14 @@ def test_every_verb_explains_itself_and_has_json(verb, capsys):
     assert captured.err == ""
 
 
+@pytest.mark.parametrize("verb", ["convert", "inspect", "serve"])
+def test_whoever_takes_a_model_names_every_kind_of_uri(verb, capsys):
+    with pytest.raises(SystemExit):
+        main([verb, "--help"])
+    shown = capsys.readouterr().out
+    assert [scheme for scheme in ("pypi://", "hf://", "gs://", "s3://") if scheme not in shown] == []
+
+
 @pytest.mark.parametrize("word", ["--version", "-V", "version"])
 def test_the_version_is_told_as_people_ask_for_it(word, capsys):
     assert main([word, "--json"]) == 0

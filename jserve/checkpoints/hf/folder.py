@@ -15,7 +15,7 @@ from jserve.checkpoints.hf.files import read_json
 from jserve.checkpoints.hf.generation import GENERATION_NAME, named_ends, read_sampling
 from jserve.checkpoints.hf.sentence_transformer import read_encoder_settings
 from jserve.checkpoints.hf.shards import open_tensors
-from jserve.checkpoints.sources.names import resolve_member
+from jserve.checkpoints.sources.names import called, resolve_member
 from jserve.errors import CheckpointError
 from jserve.models.config import ModelConfig
 from jserve.text.from_hf import HfText, has_tokenizer, read_hf_tokenizer
@@ -43,7 +43,7 @@ def open_hf(folder: Path, *, source: str) -> Checkpoint:
     leaves = plan_leaves(kind.key_map, tensors, param_shapes(kind.family, config), where=str(folder))
     text = _text(folder, kind)
     return Checkpoint(
-        name=_name(folder),
+        name=called(folder.resolve()),
         path=folder,
         layout=f"Hugging Face folder (safetensors, {main_dtype(leaves.values())})",
         family=kind.family,
@@ -52,7 +52,7 @@ def open_hf(folder: Path, *, source: str) -> Checkpoint:
         tokenizer=None if text is None else text.tokenizer,
         chat_template=None if text is None else text.chat_template,
         generation=read_sampling(folder),
-        eos_ids=_ends(folder, values, text),
+        eos_ids=_ends(folder, values, config, text),
         encoder=_encoder(folder, config) if kind.is_encoder else None,
         source=source,
         digests="not checked; sizes match their headers (--check reads every value)",
@@ -78,16 +78,10 @@ def _encoder(folder: Path, config: ModelConfig) -> EncoderSettings:
     return read_encoder_settings(folder, dimensions=config.hidden_size, max_position=config.max_position)
 
 
-def _ends(folder: Path, values: Mapping[str, Any], text: HfText | None) -> tuple[int, ...]:
+def _ends(folder: Path, values: Mapping[str, Any], config: ModelConfig, text: HfText | None) -> tuple[int, ...]:
     """The tokenizer knows of all places that may name them."""
     if text is not None:
         return text.tokenizer.eos_ids
-    return named_ends(read_json(folder, GENERATION_NAME) or {}, values)
-
-
-def _name(folder: Path) -> str:
-    """The repository's name, where the folder is a snapshot in the Hub's cache."""
-    home = folder.resolve()
-    if home.parent.name == "snapshots" and home.parent.parent.name.startswith("models--"):
-        return home.parent.parent.name.split("--")[-1]
-    return home.name
+    generation = read_json(folder, GENERATION_NAME) or {}
+    configured = {folder / GENERATION_NAME: generation, folder / CONFIG_NAME: values}
+    return named_ends(configured, vocab_size=config.vocab_size)

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jserve.checkpoints.arrays.key_map import raise_all
 from jserve.checkpoints.hf.files import read_json
 from jserve.errors import CheckpointError
+from jserve.text.hf_tokens import configured_ends
 
 __all__ = ["GENERATION_NAME", "named_ends", "read_sampling"]
 
@@ -32,8 +34,12 @@ def read_sampling(folder: Path) -> dict[str, int | float]:
     return {"temperature": 0.0} if values.get("do_sample") is False else found
 
 
-def named_ends(*files: Mapping[str, Any]) -> tuple[int, ...]:
-    """Ids that end a text by the ``eos_token_id`` of ``files``, where there is no tokenizer to ask."""
-    named = [values.get("eos_token_id") for values in files]
-    ids = [i for value in named for i in (value if isinstance(value, list) else [value])]
-    return tuple(dict.fromkeys(i for i in ids if isinstance(i, int) and not isinstance(i, bool)))
+def named_ends(configured: Mapping[Path, Mapping[str, Any]], *, vocab_size: int) -> tuple[int, ...]:
+    """Ids that end a text by the settings of the files ``configured``, where there is no tokenizer to ask.
+
+    Raises CheckpointError that lists what is no id of a vocabulary of ``vocab_size`` tokens.
+    """
+    named = {str(path): settings for path, settings in configured.items()}
+    ids, problems = configured_ends(named, known=lambda token_id: token_id < vocab_size)
+    raise_all("what ends a text cannot be told:", [f"{name}: {problem}" for name, problem in problems])
+    return tuple(ids)

@@ -11,12 +11,14 @@ from typing import Any, Literal
 
 from jserve.checkpoints.encoder import EncoderSettings
 from jserve.checkpoints.hf.files import read_json, read_json_as
+from jserve.checkpoints.sources.names import resolve_member
 from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.models.pooling import Pooling
 
-__all__ = ["encoder_files", "read_encoder_settings"]
+__all__ = ["encoder_files", "module_files", "read_encoder_settings"]
 
 _MODULES = "modules.json"
+_SETTINGS = "config.json"
 _LENGTH = "sentence_bert_config.json"
 _PROMPTS = "config_sentence_transformers.json"
 _TOKENIZER = "tokenizer_config.json"
@@ -48,6 +50,16 @@ def read_encoder_settings(folder: Path, *, dimensions: int, max_position: int) -
     if wrong:
         raise UnsupportedModel("\n  ".join([f"{folder} cannot be served:", *wrong]))
     return EncoderSettings(pooling=pooling, max_tokens=max_tokens, lowercase=lengths.get("do_lower_case") is True)
+
+
+def module_files(folder: Path) -> list[Path]:
+    """The settings of the modules in folders of their own, those that are there, such as ``1_Pooling/config.json``.
+
+    Raises CheckpointError where ``modules.json`` is damaged, SourceError where it leads out of the folder.
+    """
+    listed = read_json_as(folder, _MODULES, list[dict[str, Any]]) or []
+    inner = [module["path"] for module in listed if isinstance(module.get("path"), str) and module["path"]]
+    return [path for name in inner if (path := resolve_member(folder, f"{name}/{_SETTINGS}")).is_file()]
 
 
 def encoder_files(settings: EncoderSettings, *, dimensions: int) -> dict[str, Any]:
@@ -82,7 +94,7 @@ def _kinds(folder: Path, wrong: list[str]) -> dict[str, str]:
 
 
 def _how(folder: Path, modules: Mapping[str, str], dimensions: int, wrong: list[str]) -> Literal["mean", "cls"]:
-    name = f"{modules['Pooling']}/config.json"
+    name = f"{modules['Pooling']}/{_SETTINGS}"
     settings = read_json(folder, name)
     if settings is None:
         raise CheckpointError(f"{folder / name} is missing; {_MODULES} names it")

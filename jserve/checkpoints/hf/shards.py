@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from jserve.checkpoints.hf.safetensors import read_tensor_file
 from jserve.checkpoints.sources.names import PICKLES, member_path, resolve_member
 from jserve.errors import CheckpointError, SourceError
 
-__all__ = ["INDEX_NAME", "SINGLE_NAME", "open_tensors", "read_index", "weight_files"]
+__all__ = ["INDEX_NAME", "SINGLE_NAME", "open_tensors", "read_index", "single_name", "weight_files"]
 
 SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
@@ -91,12 +91,17 @@ def _index(folder: Path) -> dict[str, str] | None:
 
 
 def _names(folder: Path, index: Mapping[str, str] | None) -> list[str]:
-    return [_single(folder)] if index is None else sorted(set(index.values()))
+    if index is not None:
+        return sorted(set(index.values()))
+    return [single_name(str(folder), [path.name for path in folder.iterdir()])]
 
 
-def _single(folder: Path) -> str:
-    """The one file of a folder without an index."""
-    names = sorted(path.name for path in folder.iterdir())
+def single_name(folder: str, names: Sequence[str]) -> str:
+    """The one file of the weights in a folder that holds ``names`` and no index. ``folder`` stands in errors.
+
+    Raises SourceError where it has none, or where it cannot be told which of them is meant.
+    """
+    names = sorted(names)
     found = [name for name in names if name.endswith(_SUFFIX)]
     shards = [name for name in found if (match := _SHARD.fullmatch(name)) and int(match[2]) > 1]
     if shards:

@@ -33,7 +33,9 @@ from jserve.checkpoints.orbax.peel import peel
 from jserve.checkpoints.orbax.resembles import resembles
 from jserve.checkpoints.orbax.saved import Saved
 from jserve.checkpoints.orbax.unstack import stacked_axes
-from jserve.checkpoints.sources.fetch import LocalFile, LocalFolder, fetch
+from jserve.checkpoints.sources.fetch import fetch
+from jserve.checkpoints.sources.local import LocalFile, LocalFolder
+from jserve.checkpoints.sources.names import called
 from jserve.checkpoints.sources.uri import parse_source
 from jserve.errors import CheckpointError
 from jserve.progress import SILENT, Progress
@@ -56,13 +58,20 @@ def inspect(model: str, *, check: bool = False, progress: Progress | None = None
     """
     progress = progress or SILENT
     found = fetch(parse_source(model), progress=progress)
+    if found.words is None:
+        return _inspect(found, model, check=check, progress=progress)
+    with found.words.errors():
+        return found.words.said(_inspect(found, model, check=check, progress=found.words.progress(progress)))
+
+
+def _inspect(found: LocalFile | LocalFolder, model: str, *, check: bool, progress: Progress) -> InspectReport:
     if check and _has_digests(found):
         _check_digests(found.path, read_manifest(found.path), progress)
     with stored(found, model, progress=progress) as files:
         checkpoint, problem = _understood(files)
         digests = _digests(found, files, checkpoint, progress) if check else _unchecked(files, checkpoint)
         return InspectReport(
-            name=files.path.name if checkpoint is None else checkpoint.name,
+            name=called(files.path.absolute()) if checkpoint is None else checkpoint.name,
             model=model,
             path=str(files.path) if files.uri is None else files.uri,
             layout=files.layout,
@@ -246,7 +255,7 @@ def _digests(
     arrays = dict(files.lazy)
     if isinstance(found, LocalFile):
         if file_record(found.path).sha256 != found.sha256:
-            raise CheckpointError(f"{found.path} is not what was fetched", fix=f"delete {found.path.parent}")
+            raise CheckpointError(f"{found.path} is not what was fetched", fix="run the command again")
         arrays = {} if checkpoint is None else {".".join(path): leaf for path, leaf in checkpoint.leaves.items()}
     check_values(arrays, progress, where=files.uri or str(files.path))
     words = [f"sha256 {found.sha256}"] if isinstance(found, LocalFile) else []

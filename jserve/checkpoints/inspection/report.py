@@ -9,6 +9,7 @@ from typing import Any
 from jserve.checkpoints.orbax.peel import KEPT_OUT
 from jserve.errors import CheckpointError
 from jserve.models.finding import Finding
+from jserve.progress import printable
 
 __all__ = [
     "ArrayReport",
@@ -110,7 +111,8 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class InspectReport:
-    """Plain values all through, so that ``dataclasses.asdict`` of it is JSON. ``str`` of it is for reading."""
+    """Plain values all through, so that ``dataclasses.asdict`` of it is JSON. ``str`` of it is for reading: control
+    characters in names are escaped there."""
 
     name: str
     model: str
@@ -189,11 +191,12 @@ class InspectReport:
             rows += [("chat template", "there" if self.chat_template else "missing"), ("defaults", defaults or "none")]
         rows += [] if self.digests is None else [("digests", self.digests)]
         rows += [("contract", self._contract())] if self.own else []
-        lines = [self.name, *(f"  {key:<14} {value}" for key, value in rows), "  arrays", *_tree(self.arrays)]
+        tree = [_one_line(line) for line in _tree(self.arrays)]
+        lines = [_one_line(self.name), *(f"  {key:<14} {value}" for key, value in rows), "  arrays", *tree]
         told = [*map(str, self.findings or ()), *map(str, self.missing)]
         if self.problem is not None:
             told.append(self.problem.lines(f"error {self.problem.code}" if self.failed else "not served by itself"))
-        return "\n".join([*lines, *told, *([] if self.serve is None else ["", self.serve])])
+        return printable("\n".join([*lines, *told, *([] if self.serve is None else ["", self.serve])]))
 
     def _model_rows(self) -> list[tuple[str, str]]:
         rows = []
@@ -245,7 +248,12 @@ def _mb(nbytes: int) -> str:
 
 
 def _some(names: list[str], most: int = 5) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return ", ".join(map(_one_line, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _one_line(name: str) -> str:
+    """A name out of a file makes no lines of its own."""
+    return name.replace("\n", "\\n")
 
 
 def _head(name: str) -> str:

@@ -21,7 +21,7 @@ from jserve.checkpoints.orbax.open import orbax_checkpoint
 from jserve.checkpoints.orbax.peel import peel
 from jserve.checkpoints.orbax.read import Kvstore
 from jserve.checkpoints.orbax.saved import Saved, open_saved
-from jserve.checkpoints.sources.fetch import LocalFile, LocalFolder
+from jserve.checkpoints.sources.local import LocalFile, LocalFolder
 from jserve.checkpoints.written import open_written
 from jserve.progress import Progress
 
@@ -60,14 +60,12 @@ def stored(found: LocalFile | LocalFolder, model: str, *, progress: Progress) ->
         with GgufFile(found.path) as file:
             yield _gguf(file, model)
     elif found.mirror is not None:
-        mirror = found.mirror
-        with mirror.in_words():
-            if found.kind == "written":
-                files = _written(found.path, base=mirror.base)
-            else:
-                told = mirror.progress(progress)
-                files = _orbax(open_saved(found.path, base=mirror.base, progress=told), model, told)
-            yield replace(files, uri=str(mirror.source))
+        base = found.mirror.base
+        if found.kind == "written":
+            files = _written(found.path, base=base)
+        else:
+            files = _orbax(open_saved(found.path, base=base, progress=progress), model, progress)
+        yield replace(files, uri=str(found.mirror.source))
     elif found.kind == "written":
         yield _written(found.path)
     elif found.kind == "hf":

@@ -125,9 +125,10 @@ def read_text(where: Sequence[Path], *, of_encoder: bool = False) -> tuple[HfTex
 
 
 def read_ends(where: Sequence[Path], described: Described) -> tuple[int, ...]:
-    """Ids that end a text, where there is no tokenizer to ask."""
+    """Ids that end a text, where there is no tokenizer to ask. Raises as ``named_ends`` does."""
     path = find_beside(where, GENERATION_NAME)
-    return named_ends({} if path is None else read_json(path.parent, GENERATION_NAME) or {}, described.values)
+    configured = {} if path is None else {path: read_json(path.parent, GENERATION_NAME) or {}}
+    return named_ends(configured | {described.path: described.values}, vocab_size=described.config.vocab_size)
 
 
 def read_beside_sampling(where: Sequence[Path]) -> dict[str, int | float]:

@@ -21,6 +21,7 @@ from jserve.checkpoints.sources.names import resolve_member
 from jserve.errors import CheckpointError, SourceError, UnsupportedModel
 
 __all__ = [
+    "CHECKPOINT_METADATA",
     "COMMITTED",
     "ITEMS",
     "LOOKED_FOR",

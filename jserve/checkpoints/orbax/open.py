@@ -26,6 +26,7 @@ from jserve.checkpoints.orbax.layout import ITEMS, is_step_name
 from jserve.checkpoints.orbax.peel import fit_tree, holds, peel
 from jserve.checkpoints.orbax.read import Kvstore
 from jserve.checkpoints.orbax.saved import Saved, open_saved
+from jserve.checkpoints.sources.names import called
 from jserve.errors import UnsupportedModel
 from jserve.progress import SILENT, Progress
 
@@ -130,5 +131,5 @@ def _name(folder: FilePath) -> str:
     real = folder.resolve()
     for place in (real, *real.parents):
         if place.name and not is_step_name(place.name) and place.name not in _NO_NAMES:
-            return place.name
+            return called(place)
     return real.name

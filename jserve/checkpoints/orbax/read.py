@@ -17,14 +17,14 @@ import tensorstore as ts
 from jserve.checkpoints.arrays.key_map import Path, raise_all
 from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.orbax.array import CONTEXT, COPY_FIX, StoredArray, raise_store_failure, reason
+from jserve.checkpoints.orbax.integrity import broken_database, broken_folders
 from jserve.checkpoints.orbax.msgpack import read_msgpack
-from jserve.checkpoints.orbax.whole import broken_database, broken_folders
 from jserve.checkpoints.sources.names import member_path, resolve_member
 from jserve.errors import CheckpointError
 
 __all__ = [
-    "MANIFEST_NAME",
     "METADATA_NAME",
+    "OCDBT_MANIFEST",
     "Kvstore",
     "TreeMetadata",
     "file_kvstore",
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 METADATA_NAME = "_METADATA"
-MANIFEST_NAME = "manifest.ocdbt"
+OCDBT_MANIFEST = "manifest.ocdbt"
 _MAX_METADATA_BYTES = 64 << 20
 _MAX_ARRAYS = 200_000
 _MAX_DEPTH = 64
@@ -107,13 +107,13 @@ def read_tree(folder: FilePath, *, base: Kvstore | None = None) -> dict[Path, La
     paths = metadata.paths()
     ocdbt = metadata.use_ocdbt
     if ocdbt is None:
-        ocdbt = (folder / MANIFEST_NAME).exists()
-    if ocdbt and not (folder / MANIFEST_NAME).exists():
-        raise CheckpointError(f"{folder} is damaged: {MANIFEST_NAME}, the index of its arrays, is missing")
+        ocdbt = (folder / OCDBT_MANIFEST).exists()
+    if ocdbt and not (folder / OCDBT_MANIFEST).exists():
+        raise CheckpointError(f"{folder} is damaged: {OCDBT_MANIFEST}, the index of its arrays, is missing")
     every_piece = metadata.store_array_data_equal_to_fill_value
     counted_in = None
     if base is None:
-        _refuse_links(folder, [MANIFEST_NAME, "d"] if ocdbt else [".".join(path) for path in paths])
+        _refuse_links(folder, [OCDBT_MANIFEST, "d"] if ocdbt else [".".join(path) for path in paths])
         base = file_kvstore(folder)
         where = str(folder)
         if ocdbt:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import tokenizers
 
@@ -25,7 +25,9 @@ from jserve.progress import SILENT, Progress
 from jserve.text.from_hf import HfText, read_hf_tokenizer
 
 if TYPE_CHECKING:
-    from jserve.checkpoints.sources.store.mirror import Mirror
+    from jserve.checkpoints.sources.store.in_words import InWords
+
+T = TypeVar("T")
 
 __all__ = ["OwnArrays", "open_arrays", "read_object_text", "read_own_text"]
 
@@ -38,13 +40,15 @@ class OwnArrays:
     saved: Saved
     where: Sequence[Path]
     """Nearest first."""
-    mirror: Mirror | None = None
-    """What ``folder`` is a copy of, if the arrays are in an object store."""
+    uri: str | None = None
+    """Of an object store, if ``folder`` is a copy of what is there."""
+    words: InWords | None = None
+    """What the files of such a copy are called there."""
 
     @property
     def name(self) -> str:
         """As users write it: the folder, or the URI."""
-        return str(self.folder if self.mirror is None else self.mirror.source)
+        return str(self.folder) if self.uri is None else self.uri
 
     def fit(self, wanted: Any, *, ignored: Collection[LeafPath] = ()) -> Leaves:
         """The array of each leaf of ``wanted`` (a pure dict of ShapeDtypeStructs), not read yet.
@@ -68,7 +72,11 @@ class OwnArrays:
 
     def in_words(self) -> AbstractContextManager[None]:
         """Errors that are raised inside name the files as users do."""
-        return nullcontext() if self.mirror is None else self.mirror.in_words()
+        return nullcontext() if self.words is None else self.words.errors()
+
+    def said(self, value: T) -> T:
+        """``value``, a text or anything plain made of texts, that names the files as users do."""
+        return value if self.words is None else self.words.said(value)
 
 
 def open_arrays(checkpoint: str, *, progress: Progress = SILENT) -> OwnArrays:
@@ -88,15 +96,17 @@ def open_arrays(checkpoint: str, *, progress: Progress = SILENT) -> OwnArrays:
 
 
 def _open_in_store(source: StoreSource, progress: Progress) -> OwnArrays:
-    from jserve.checkpoints.sources.store.whole import fetch_checkpoint
+    from jserve.checkpoints.sources.store.copy_whole import fetch_checkpoint
+    from jserve.checkpoints.sources.store.in_words import InWords
 
     found = fetch_checkpoint(source, progress=progress)
-    if isinstance(found, Path):
-        saved = open_saved(found, progress=progress)
-        return OwnArrays(folder=found, saved=saved, where=places(found, saved.layout.arrays))
-    with found.in_words():
-        saved = open_saved(found.folder, base=found.base, progress=found.progress(progress))
-    return OwnArrays(folder=found.folder, saved=saved, where=places(found.folder, saved.layout.arrays), mirror=found)
+    folder, base = (found, None) if isinstance(found, Path) else (found.folder, found.base)
+    words = InWords.of(source, folder)
+    with words.errors():
+        saved = open_saved(folder, base=base, progress=words.progress(progress))
+    return OwnArrays(
+        folder=folder, saved=saved, where=places(folder, saved.layout.arrays), uri=str(source), words=words
+    )
 
 
 def read_own_text(tokenizer: Path | str | None, where: Sequence[Path] = ()) -> tuple[HfText | None, Path | None]:

@@ -64,12 +64,13 @@ def open_own(
     if checkpoint is None:
         raise ConfigError(f"{target} needs its arrays", fix=f"jserve serve {target} --checkpoint DIR")
     arrays = open_arrays(checkpoint, progress=progress)
-    own = build_own_module(target, where=arrays.where, dtype=default_dtype if dtype is None else dtype)
-    text, path = read_own_text(tokenizer, arrays.where)
-    progress.note(
-        f"{target}: config from {own.config_path or 'the code'}, "
-        + (f"tokenizer from {path}" if path else "no tokenizer beside the checkpoint: only token ids are served")
+    with arrays.in_words():
+        own = build_own_module(target, where=arrays.where, dtype=default_dtype if dtype is None else dtype)
+        text, path = read_own_text(tokenizer, arrays.where)
+    words = f"{target}: config from {own.config_path or 'the code'}, " + (
+        f"tokenizer from {path}" if path else "no tokenizer beside the checkpoint: only token ids are served"
     )
+    progress.note(arrays.said(words))
     graphdef, state = nnx.split(own.module)
     return OwnModel(
         module=own.module,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -37,8 +38,9 @@ def inspect_own(
     progress = progress or SILENT
     arrays = None if checkpoint is None else open_arrays(checkpoint, progress=progress)
     where = () if arrays is None else arrays.where
-    own = build_own_module(target, where=where, dtype=jnp.dtype(jnp.float32))
-    text, path = read_own_text(tokenizer, where)
+    with nullcontext() if arrays is None else arrays.in_words():
+        own = build_own_module(target, where=where, dtype=jnp.dtype(jnp.float32))
+        text, path = read_own_text(tokenizer, where)
     leaves = flatten(nnx.state(own.module))
     problem, params = (None, None) if arrays is None else _fit(own, arrays, restore=check)
     facts: dict[str, Any] = {}
@@ -57,7 +59,7 @@ def inspect_own(
     if check and problem is None:
         findings = check_contract(own.module, params, vocab_size=facts["vocab_size"])
     shown = _parameters(leaves) if arrays is None else saved_arrays(arrays.saved)
-    return InspectReport(
+    report = InspectReport(
         name=own.name,
         model=target,
         own=True,
@@ -73,6 +75,7 @@ def inspect_own(
         serve=_serve(target, checkpoint, tokenizer),
         **{**facts, "config_path": None if own.config_path is None else str(own.config_path)},
     )
+    return report if arrays is None else arrays.said(report)
 
 
 def _serve(target: str, checkpoint: str | None, tokenizer: str | None) -> str:

@@ -101,7 +101,10 @@ Source: TypeAlias = LocalSource | PypiSource | HubSource | StoreSource | ClassSo
 
 
 def parse_source(model: str) -> Source:
-    """Read a MODEL. Raises SourceError for text of no known form, and for names that climb or are pickles."""
+    """Read a MODEL. Raises SourceError for text of no known form, and for names that climb or are pickles.
+
+    What only ``fetch`` can tell from a folder, in an object store or on the Hub, may be called as a pickle is here.
+    """
     if not model or "\0" in model:
         raise SourceError(f"MODEL is {model!r}; it may be {FORMS}")
     match = _SCHEME.fullmatch(model)
@@ -124,8 +127,9 @@ def parse_store(text: str) -> StoreSource | None:
 
 
 def _local(model: str) -> LocalSource | ClassSource:
-    refuse_pickle(model)
     path = Path(model).expanduser()
+    if not path.is_dir():
+        refuse_pickle(model)
     if _CLASS.fullmatch(model) and not path.exists():
         return ClassSource(target=model)
     return LocalSource(path=path)
@@ -148,7 +152,7 @@ def _hub(model: str, rest: str) -> HubSource:
     if not _HUB_NAME.fullmatch(org) or not _HUB_NAME.fullmatch(name) or (slash and not member):
         raise SourceError(f"{model}: not of the form hf://org/name or hf://org/name/path/in/repo")
     if member:
-        member_path(member, of="the repository")
+        member_path(member, of="the repository", may_be_folder=True)
     return HubSource(repo=f"{org}/{name}", member=member or None)
 
 
@@ -158,5 +162,5 @@ def _store(model: str, scheme: str, rest: str) -> StoreSource:
         raise SourceError(f"{model}: {bucket!r} is no bucket's name; the form is {scheme}://bucket/path")
     path = path.removesuffix("/")
     if path:
-        member_path(path, of="the bucket")
+        member_path(path, of="the bucket", may_be_folder=True)
     return StoreSource(scheme="gs" if scheme == "gs" else "s3", bucket=bucket, path=path)

@@ -19,6 +19,10 @@ from jserve.progress import Progress
 __all__ = ["copy_entry", "downloaded", "opened"]
 
 _BLOCK_BYTES = 1 << 20
+_ENCRYPTED = 0x1
+"""Of the flags of an entry."""
+_MAX_ENTRY_BYTES = 64 << 30
+"""Of one file, unpacked."""
 
 
 @contextmanager
@@ -36,16 +40,29 @@ def downloaded(requirement: str, folder: Path, progress: Progress) -> Iterator[t
 
 @contextmanager
 def opened(wheel: Path) -> Iterator[zipfile.ZipFile]:
-    """``wheel`` as an archive. Raises SourceError where it is damaged, also of what is read in the context."""
+    """``wheel`` as an archive. Raises SourceError where it is damaged or cannot be read, also for what is read in the
+    context."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             yield archive
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:  # the last: odd compression
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise SourceError(f"{wheel.name} is damaged: {error}") from None
+    except RuntimeError as error:  # encrypted, or compressed in a way that zipfile does not know
+        raise SourceError(f"{wheel.name} cannot be read: {error}") from None
 
 
 def copy_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path) -> FileRecord:
-    """Unpack one entry to ``target``. zipfile gives no more bytes than it announces, and checks its CRC and length."""
+    """Unpack one entry to ``target``. zipfile gives no more bytes than it announces, and checks its CRC and length.
+
+    Raises SourceError where there are too many, and where the entry is encrypted.
+    """
+    if info.flag_bits & _ENCRYPTED:
+        raise SourceError(f"{info.filename} of {Path(archive.filename or '').name} is encrypted, which is not read")
+    if info.file_size > _MAX_ENTRY_BYTES:
+        raise SourceError(
+            f"{info.filename} of {Path(archive.filename or '').name} has {info.file_size} bytes; at most "
+            f"{_MAX_ENTRY_BYTES} are unpacked"
+        )
     digest = hashlib.sha256()
     with archive.open(info) as packed, target.open("wb") as out:
         while block := packed.read(_BLOCK_BYTES):

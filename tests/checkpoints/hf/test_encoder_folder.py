@@ -12,9 +12,12 @@ from jserve.checkpoints.convert import convert
 from jserve.checkpoints.encoder import EncoderSettings
 from jserve.checkpoints.inspection.inspect import inspect
 from jserve.checkpoints.open import open_checkpoint
+from jserve.checkpoints.origin import read_origin
+from jserve.checkpoints.sources.local import LocalFolder
 from jserve.errors import CheckpointError, SourceError, UnsupportedModel
 from jserve.models.bert import BertConfig
 from jserve.models.pooling import Pooling
+from jserve.progress import SILENT
 
 TINY = Path(__file__).parents[2] / "oracle" / "data" / "tiny_bert"
 MEAN = Pooling(how="mean", normalize=True)
@@ -180,6 +183,16 @@ def test_a_module_may_not_lead_out(folder):
     (folder / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(SourceError, match="not a name inside"):
         open_checkpoint(str(folder))
+
+
+def test_the_settings_of_the_modules_belong_to_what_is_converted(folder):
+    found = LocalFolder(path=folder, kind="hf")
+    origin = read_origin(found, progress=SILENT)
+    flags = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+    change(folder / "1_Pooling" / "config.json", **flags)
+    with pytest.raises(SourceError, match=r"1_Pooling/config\.json changed while it was converted"):
+        origin.check_unchanged()
+    assert read_origin(found, progress=SILENT).sha256 != origin.sha256
 
 
 @pytest.mark.parametrize("pooling", [MEAN, Pooling(how="cls", normalize=False)])

@@ -1,6 +1,7 @@
 """A Hugging Face folder is served as it is: values, settings, text, and what is refused before a start."""
 
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 from jserve import LLM, SamplingParams
 from jserve.checkpoints.arrays.tree import flatten
 from jserve.checkpoints.hf.folder import open_hf
+from jserve.checkpoints.hf.generation import named_ends
 from jserve.checkpoints.inspection.inspect import inspect
 from jserve.checkpoints.open import open_checkpoint
 from jserve.errors import CheckpointError, SourceError, UnsupportedModel
@@ -96,6 +98,23 @@ def test_sampling_defaults(tmp_path, generation, wanted):
 def test_sampling_defaults_of_a_wrong_kind(tmp_path):
     write_tiny_hf(tmp_path / "m", generation={"temperature": "warm"})
     with pytest.raises(CheckpointError, match="temperature is 'warm'; it must be a number"):
+        opened(tmp_path / "m")
+
+
+def test_ends_without_a_tokenizer(tmp_path):
+    write_tiny_hf(tmp_path / "m", generation={"eos_token_id": [5, 2]})
+    (tmp_path / "m" / "tokenizer.json").unlink()
+    assert opened(tmp_path / "m").eos_ids[:2] == (5, 2)
+    of_a_part = {"eos_token_id": 5, "text_config": {"eos_token_id": [7, 5]}}
+    assert named_ends({Path("generation_config.json"): {}, Path("config.json"): of_a_part}, vocab_size=8) == (5, 7)
+
+
+@pytest.mark.parametrize("end", [-1, 100_000, "</s>", True])
+def test_ends_that_are_no_ids_are_refused_without_a_tokenizer_too(tmp_path, end):
+    write_tiny_hf(tmp_path / "m", generation={"eos_token_id": [2, end]})
+    (tmp_path / "m" / "tokenizer.json").unlink()
+    words = rf"{tmp_path}/m/generation_config.json: eos_token_id names .*, which is no token id of the vocabulary"
+    with pytest.raises(CheckpointError, match=words):
         opened(tmp_path / "m")
 
 

@@ -5,7 +5,9 @@ import shutil
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from jserve.checkpoints import manifest
 from jserve.checkpoints.convert import convert
@@ -146,6 +148,21 @@ def test_an_encoder(tmp_path):
     vectors = f"32 dimensions, mean pooling, normalized; texts of up to {report.encoder.max_tokens} tokens"
     assert f"  vectors        {vectors}" in lines
     assert not [line for line in lines if "chat template" in line]
+
+
+def test_names_that_a_terminal_would_obey_are_escaped(tmp_path, capsys):
+    write_tiny_hf(tmp_path / "m")
+    path = tmp_path / "m" / "model.safetensors"
+    name = "\x1b[2Jmodel\x9b31m\u202e\nerror JS-CKP-01: not from jserve"
+    save_file(load_file(path) | {name: np.zeros(3, np.float32)}, path)
+    assert main(["inspect", str(tmp_path / "m")]) == 4
+    shown = capsys.readouterr()
+    assert r"    \x1b[2Jmodel\x9b31m\u202e\nerror JS-CKP-01: not from jserve" in shown.out
+    assert main(["convert", str(tmp_path / "m"), str(tmp_path / "out")]) == 4
+    refused = capsys.readouterr()
+    assert r"\x1b[2Jmodel" in refused.err
+    for text in (shown.out, shown.err, refused.err):
+        assert not {"\x1b", "\x9b", "\u202e"} & set(text)
 
 
 def test_a_path_that_is_not_there_has_a_near_one(source, tmp_path):

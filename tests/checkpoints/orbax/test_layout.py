@@ -11,6 +11,7 @@ from flax import linen as nn
 from flax.training import checkpoints, train_state
 from saving import WRITERS, assert_same, save, save_standard, save_steps, shapes
 
+from jserve.checkpoints.orbax import integrity
 from jserve.checkpoints.orbax.layout import find_layouts, is_checkpoint
 from jserve.checkpoints.orbax.peel import fit_tree
 from jserve.checkpoints.orbax.saved import open_saved
@@ -203,6 +204,13 @@ def test_a_lost_chunk_is_damage_and_not_zeros(tmp_path, params, zarr3, damage, w
     save(tmp_path / "ck", params, use_ocdbt=False, use_zarr3=zarr3)
     damage(tmp_path / "ck" / "layers.1.kernel" / ("c/0/0" if zarr3 else "0.0"))
     with pytest.raises(CheckpointError, match=rf"{tmp_path}/ck is damaged:\n  {words}"):
+        open_saved(tmp_path / "ck")
+
+
+def test_an_index_that_is_too_large_to_look_through_is_refused(tmp_path, params, monkeypatch):
+    save_standard(tmp_path / "ck", params)
+    monkeypatch.setattr(integrity, "_MAX_NODES", 0)
+    with pytest.raises(CheckpointError, match=f"{tmp_path}/ck is damaged: the index of its arrays has more than 0 nod"):
         open_saved(tmp_path / "ck")
 
 

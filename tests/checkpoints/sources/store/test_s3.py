@@ -1,8 +1,10 @@
 """s3:// through real clients: what is restored, what is asked for, and what is said when it cannot be had."""
 
+import errno
 import json
 import sys
 import time
+from dataclasses import asdict
 from pathlib import PurePosixPath
 
 import jax
@@ -24,7 +26,7 @@ from jserve.checkpoints.open import open_checkpoint
 from jserve.checkpoints.orbax.peel import fit_tree
 from jserve.checkpoints.own.folder import open_arrays
 from jserve.checkpoints.own.report import inspect_own
-from jserve.checkpoints.sources.store import bucket, plan
+from jserve.checkpoints.sources.store import bucket, copy_whole, plan
 from jserve.cli.main import main
 from jserve.errors import CheckpointError, SourceError
 from jserve.models.naive import naive_generate
@@ -165,6 +167,17 @@ def test_hugging_face_folders_and_gguf_files_are_copied_once(tmp_path, s3, llama
     assert error.value.fix == f"give the file: {s3.uri}/files/t.gguf"
 
 
+def test_a_cache_without_hard_links(tmp_path, s3, llama_run, monkeypatch):
+    convert(str(llama_run / "steps"), tmp_path / "hf", to="safetensors")
+    s3.upload(tmp_path / "hf", "hf")
+
+    def refused(*arguments):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(copy_whole.os, "link", refused)
+    same_model(open_checkpoint(f"{s3.uri}/hf"), open_checkpoint(str(tmp_path / "hf")))
+
+
 def test_a_copy_that_was_broken_off_goes_on_with_the_next_file(tmp_path, s3, llama_run, monkeypatch):
     convert(str(llama_run / "steps"), tmp_path / "hf", to="safetensors")
     tensors = read_tensor_file(tmp_path / "hf" / "model.safetensors").tensors
@@ -213,6 +226,73 @@ def test_a_newer_step_is_seen_at_the_next_start(tmp_path, s3, params):
     save_steps(tmp_path / "run", {9: params})
     s3.upload(tmp_path / "run", "run")
     assert open_arrays(f"{s3.uri}/run").saved.layout.step == "9"
+
+
+# --- said in the user's names -----------------------------------------------------------------------------------------
+
+
+def same_names(report):
+    """Of files: no report says where copies are."""
+    for text in (str(report), json.dumps(asdict(report))):
+        assert "object-stores" not in text
+        assert "xdg" not in text
+    return str(report).splitlines()
+
+
+def test_no_report_names_a_copy(tmp_path, s3, llama_run, params):
+    s3.upload(llama_run / "steps", "bare")
+    lines = same_names(inspect(f"{s3.uri}/bare"))
+    assert any(f"{s3.uri}/bare holds arrays and no word on the model" in line for line in lines)
+    s3.put("bare/config.json", (llama_run / "config.json").read_bytes())
+    lines = same_names(inspect(f"{s3.uri}/bare"))
+    put = f"  fix: put into {s3.uri}/bare its tokenizer.json (or tokenizer.model) and tokenizer_config.json"
+    assert put in lines
+    assert any(line.endswith(f", from {s3.uri}/bare/config.json") for line in lines)
+    s3.put("bare/tokenizer.json", b"{}")
+    assert any(f"{s3.uri}/bare" in line for line in same_names(inspect(f"{s3.uri}/bare")))
+
+    convert(str(llama_run / "steps"), tmp_path / "hf", to="safetensors")
+    (tmp_path / "hf" / "tokenizer.json").unlink()
+    s3.upload(tmp_path / "hf", "hf")
+    report = inspect(f"{s3.uri}/hf")
+    assert report.path == f"{s3.uri}/hf"
+    assert f"  fix: put into {s3.uri}/hf its" in "\n".join(same_names(report))
+    s3.put("hf/config.json", b'{"model_type": "mamba"}')
+    assert f"{s3.uri}/hf/config.json" in inspect(f"{s3.uri}/hf").problem.message
+    same_names(inspect(f"{s3.uri}/hf"))
+
+    write_tiny_gguf(tmp_path / "t.gguf", metadata={"split.count": 3, "split.no": 1})
+    s3.put("files/t.gguf", (tmp_path / "t.gguf").read_bytes())
+    report = inspect(f"{s3.uri}/files/t.gguf")
+    assert report.path == f"{s3.uri}/files/t.gguf"
+    assert f"{s3.uri}/files/t.gguf" in report.problem.message
+    same_names(report)
+    with pytest.raises(CheckpointError, match=f"{s3.uri}/files/t.gguf"):
+        convert(f"{s3.uri}/files/t.gguf", tmp_path / "out")
+
+    s3.put("flax/checkpoint_5", serialization.to_bytes(params))
+    report = inspect(f"{s3.uri}/flax")
+    assert report.path == f"{s3.uri}/flax"
+    same_names(report)
+
+
+@pytest.mark.parametrize("flax", [False, True])
+def test_no_report_of_a_module_names_a_copy(tmp_path, s3, flax):
+    config = own_models.Config(width=8, inner=own_models.Inner(heads=1))
+    with nnx.use_eager_sharding(False):
+        module = own_models.MyModel(config, rngs=nnx.Rngs(3))
+    if flax:
+        s3.put("run/checkpoint", serialization.to_bytes(nnx.to_pure_dict(nnx.state(module, nnx.Param))))
+    else:
+        save_standard(tmp_path / "ck", nnx.state(module))
+        s3.upload(tmp_path / "ck", "run/ck")
+    s3.put("run/config.json", json.dumps({"width": 8, "inner": {"heads": 1}}).encode())
+    s3.put("run/tokenizer.json", ByteTokenizer().to_json().encode())
+    uri = f"{s3.uri}/run" if flax else f"{s3.uri}/run/ck"
+    report = inspect_own("own_models:MyModel", checkpoint=uri, tokenizer=None, check=False)
+    assert (report.path, report.config_path) == (uri, f"{s3.uri}/run/config.json")
+    assert report.tokenizer == f"{s3.uri}/run"
+    same_names(report)
 
 
 # --- nothing else is asked for ----------------------------------------------------------------------------------------
@@ -299,6 +379,18 @@ def test_weights_that_are_pickles_are_refused_and_not_fetched(s3):
     with pytest.raises(SourceError, match=rf"{s3.uri}/hf holds its weights as pickles only"):
         open_checkpoint(f"{s3.uri}/hf")
     assert s3.got == ["hf/config.json"]
+
+
+def test_a_folder_may_be_called_as_a_pickle_is_and_a_file_may_not(tmp_path, s3, params):
+    save_standard(tmp_path / "ck", params)
+    s3.upload(tmp_path / "ck", "run.ckpt")
+    assert_same(leaves(open_arrays(f"{s3.uri}/run.ckpt"), params), params)
+    s3.put("model.pt", b"\x80\x04.")
+    s3.forget()
+    for opening in (open_arrays, open_checkpoint):
+        with pytest.raises(SourceError, match=rf"{s3.uri}/model.pt is a pickle by its name"):
+            opening(f"{s3.uri}/model.pt")
+    assert s3.got == []
 
 
 def test_what_is_listed_and_copied_is_bounded(tmp_path, s3, params, monkeypatch):

@@ -13,23 +13,26 @@ from urllib.parse import unquote
 
 import tensorstore as ts
 
+from jserve.checkpoints.orbax.array import COPY_FIX
 from jserve.checkpoints.sources.names import resolve_member
+from jserve.errors import CheckpointError
 
 __all__ = ["broken_database", "broken_folders"]
 
 _MAX_NODES = 10_000
+"""Of the index: a node holds thousands of entries."""
 
 
 def broken_database(folder: Path, context: ts.Context) -> list[str]:
     """Files that the OCDBT database in ``folder`` points to and that are missing or too short, with what they hold.
 
     Raises ValueError or OSError where the database's own index cannot be read, SourceError where it leads out of the
-    folder.
+    folder, CheckpointError where it is larger than that of any checkpoint.
     """
     store = ts.KvStore.open({"driver": "file", "path": f"{folder.absolute()}/"}, context=context).result()
     ends: dict[str, int] = {}
     holds: dict[str, list[str]] = {}
-    for key, file, end in _values(store, context):
+    for key, file, end in _values(folder, store, context):
         ends[file] = max(ends.get(file, 0), end)
         holds.setdefault(file, []).append(key)
     broken = []
@@ -68,14 +71,17 @@ def broken_folders(folder: Path, arrays: Mapping[str, Any]) -> list[str]:
     return broken
 
 
-def _values(store: Any, context: ts.Context) -> Iterator[tuple[str, str, int]]:
+def _values(folder: Path, store: Any, context: ts.Context) -> Iterator[tuple[str, str, int]]:
     """Every value that lies in a file: its key, the file below the folder, and where in it the value ends."""
     manifest = ts.ocdbt.dump(store, context=context).result()
     versions = manifest.get("versions") or []
-    nodes: list[tuple[str | None, str]] = [(versions[-1]["root"].get("location"), "")] if versions else []
+    root = versions[-1]["root"].get("location") if versions else None
+    nodes: list[tuple[str, str]] = [] if root is None else [(root, "")]
     for node, prefix in nodes:
-        if node is None or len(nodes) > _MAX_NODES:
-            return
+        if len(nodes) > _MAX_NODES:
+            raise CheckpointError(
+                f"{folder} is damaged: the index of its arrays has more than {_MAX_NODES} nodes", fix=COPY_FIX
+            )
         for entry in ts.ocdbt.dump(store, node, context=context).result()["entries"]:
             if "location" in entry:
                 nodes.append((entry["location"], prefix + _text(entry.get("subtree_common_prefix", b""))))

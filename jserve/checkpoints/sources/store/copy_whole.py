@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from jserve.checkpoints.cache import make_once
 from jserve.checkpoints.hf.shards import weight_files
 from jserve.checkpoints.orbax.layout import find_layouts
-from jserve.checkpoints.sources.fetch import LocalFile, LocalFolder, local
+from jserve.checkpoints.sources.local import LocalFile, LocalFolder, local
+from jserve.checkpoints.sources.store.in_words import InWords, store_cache
 from jserve.checkpoints.sources.store.mirror import Mirror, copy_object, mirror
 from jserve.checkpoints.sources.uri import StoreSource
-from jserve.config import cache_dir
 from jserve.errors import CheckpointError
 from jserve.progress import Progress
 
@@ -30,15 +32,20 @@ def fetch_from_store(source: StoreSource, *, progress: Progress) -> LocalFile | 
     """
     found = mirror(source, progress=progress)
     if isinstance(found, Path):
-        return local(found)
-    with found.in_words():
+        words = InWords.of(source, found)
+        with words.errors():
+            return replace(local(found), words=words)
+    with found.words.errors():
         kind = local(found.folder)
         assert isinstance(kind, LocalFolder)
+        path = None
         if kind.kind == "hf":
-            return LocalFolder(path=_with_weights(found, progress), kind="hf")
-        if kind.kind == "orbax" and (file := _msgpack(found)) is not None:
-            return LocalFolder(path=_whole(found, [file], progress), kind="orbax")
-    return LocalFolder(path=found.folder, kind=kind.kind, mirror=found)
+            path = _with_weights(found, progress)
+        elif kind.kind == "orbax" and (file := _msgpack(found)) is not None:
+            path = _whole(found, [file], progress)
+    if path is not None:
+        return LocalFolder(path=path, kind=kind.kind, words=InWords.of(source, path))
+    return LocalFolder(path=found.folder, kind=kind.kind, mirror=found, words=found.words)
 
 
 def fetch_checkpoint(source: StoreSource, *, progress: Progress) -> Mirror | Path:
@@ -46,7 +53,7 @@ def fetch_checkpoint(source: StoreSource, *, progress: Progress) -> Mirror | Pat
     found = mirror(source, progress=progress)
     if isinstance(found, Path):
         return found
-    with found.in_words():
+    with found.words.errors():
         file = _msgpack(found)
     return found if file is None else _whole(found, [file], progress)
 
@@ -70,7 +77,7 @@ def _whole(found: Mirror, files: list[Path], progress: Progress) -> Path:
     progress.note(f"copying {len(there)} files of {found.source}, {total / 1e6:,.1f} MB, into the cache")
     copies = {path: copy_object(found.bucket, stored, progress=progress) for path, stored in there.items()}
     what = "\n".join([found.root.name, *(f"{path.name} {copy}" for path, copy in copies.items())])
-    root = cache_dir() / "object-stores" / f"whole.{hashlib.sha256(what.encode()).hexdigest()[:24]}"
+    root = store_cache() / f"whole.{hashlib.sha256(what.encode()).hexdigest()[:24]}"
     wanted = {path.relative_to(found.root): copy for path, copy in copies.items()}
     wanted |= {
         path.relative_to(found.root): path
@@ -86,7 +93,15 @@ def _whole(found: Mirror, files: list[Path], progress: Progress) -> Path:
     def make(scratch: Path) -> None:
         for name, copy in wanted.items():
             (scratch / name).parent.mkdir(parents=True, exist_ok=True)
-            os.link(copy, scratch / name)
+            _link(copy, scratch / name)
 
     make_once(root, check=check, make=make, progress=progress)
     return root / found.folder.relative_to(found.root)
+
+
+def _link(file: Path, name: Path) -> None:
+    """Give ``file`` another ``name``, or copy it where the file system has no such thing."""
+    try:
+        os.link(file, name)
+    except OSError:
+        shutil.copyfile(file, name)
