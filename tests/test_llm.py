@@ -76,7 +76,7 @@ def test_a_module_that_carries_its_parameters_is_served_in_the_dtype_asked_for(p
 
 def test_the_dtype_told_is_the_one_that_most_bytes_have(monkeypatch):
     graphdef, params = tiny_llama(dtype=jnp.bfloat16, vocab_size=ByteTokenizer().vocab_size)
-    params["embed"]["weight"] = params["embed"]["weight"].astype(jnp.float32)  # the first leaf
+    params["token_embedding"]["weight"] = params["token_embedding"]["weight"].astype(jnp.float32)  # the first leaf
     monkeypatch.setattr(jserve.load, "build_engine", lambda *arguments, **options: FakeEngine())
     with LLM((nnx.merge(graphdef, params), None, ByteTokenizer()), program_store=False) as llm:
         assert llm.model.dtype == "bfloat16"

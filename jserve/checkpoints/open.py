@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CONVERTER_VERSION", "as_it_is", "converted_path", "open_checkpoint"]
 
-CONVERTER_VERSION = 1
+CONVERTER_VERSION = 2
 """Raised whenever the same source would give another checkpoint, so that cached ones are made anew."""
 
 

@@ -86,19 +86,19 @@ class Gpt2(nnx.Module):
         V, D = config.vocab_size, config.hidden_size
         self.num_layers = config.num_layers
         self.tied = config.tie_embeddings
-        self.table = Embedding(V, D, dtype=dtype, rngs=rngs)
-        self.places = normal((config.max_position, D), (None, "embed"), D, dtype=dtype, rngs=rngs)
+        self.token_embedding = Embedding(V, D, dtype=dtype, rngs=rngs)
+        self.position_embedding = normal((config.max_position, D), (None, "embed"), D, dtype=dtype, rngs=rngs)
         self.layers = nnx.List([Gpt2Layer(config, dtype=dtype, rngs=rngs) for _ in range(config.num_layers)])
         self.norm = LayerNorm(D, config.layer_norm_eps, dtype=dtype)
         if not config.tie_embeddings:
             self.head = normal((V, D), ("vocab", "embed"), D, dtype=dtype, rngs=rngs)
 
     def embed(self, tokens: Int32[Array, " T"], step: Step) -> Float[Array, "T D"]:
-        return self.table(tokens, step) + self.places[...].at[step.positions].get(mode="clip")
+        return self.token_embedding(tokens, step) + self.position_embedding[...].at[step.positions].get(mode="clip")
 
     def layer(self, i: int, x: Float[Array, "T D"], step: Step) -> Float[Array, "T D"]:
         return self.layers[i](i, x, step)
 
     def logits(self, x: Float[Array, "R D"]) -> Float32[Array, "R V"]:
-        head = self.table.weight if self.tied else self.head
+        head = self.token_embedding.weight if self.tied else self.head
         return linear(head[...], self.norm(x), out_dtype=jnp.float32)
