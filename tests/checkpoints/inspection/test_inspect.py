@@ -57,7 +57,7 @@ def test_a_folder_as_json(folder, source):
         "nbytes": 34816,
         "parameter": True,
     }
-    assert report["arrays"][0] == embed
+    assert embed in report["arrays"]
     assert len(report["arrays"]) == 21
     assert report["parameters"] * 4 == report["nbytes"] == sum(array["nbytes"] for array in report["arrays"])
     assert report["digests"].startswith("not checked")
