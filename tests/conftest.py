@@ -38,5 +38,11 @@ def pytest_addoption(parser):
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
     if (file := config.getoption("--verified")) is not None:
-        rows = {mark.args for item in items for mark in item.iter_markers("verifies")}
+        rows = {mark.args for item in items if not _is_skipped(item) for mark in item.iter_markers("verifies")}
         Path(file).write_text(json.dumps(sorted(rows)), encoding="utf-8")
+
+
+def _is_skipped(item):
+    """Whether a mark keeps it from running here."""
+    skipif = (mark.args[:1] == (True,) for mark in item.iter_markers("skipif"))
+    return item.get_closest_marker("skip") is not None or any(skipif)

@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 from flax import nnx
 
-import jserve.load
+import jserve.load.decoder
 from jserve import LLM, SamplingParams
 from jserve.checkpoints.own.model import own_from_parts
 from jserve.errors import CheckpointError, ConfigError, InvalidRequest, TemplateError, Unsupported
@@ -76,8 +76,8 @@ def test_a_module_that_carries_its_parameters_is_served_in_the_dtype_asked_for(p
 
 def test_the_dtype_told_is_the_one_that_most_bytes_have(monkeypatch):
     graphdef, params = tiny_llama(dtype=jnp.bfloat16, vocab_size=ByteTokenizer().vocab_size)
-    params["embed"]["weight"] = params["embed"]["weight"].astype(jnp.float32)  # the first leaf
-    monkeypatch.setattr(jserve.load, "build_engine", lambda *arguments, **options: FakeEngine())
+    params["token_embedding"]["weight"] = params["token_embedding"]["weight"].astype(jnp.float32)  # the first leaf
+    monkeypatch.setattr(jserve.load.decoder, "build_engine", lambda *arguments, **options: FakeEngine())
     with LLM((nnx.merge(graphdef, params), None, ByteTokenizer()), program_store=False) as llm:
         assert llm.model.dtype == "bfloat16"
 
@@ -159,7 +159,7 @@ def test_settings_that_would_be_ignored_are_refused(parts):
 def test_parameters_that_do_not_fit_are_named(parts, monkeypatch):
     module, params, tokenizer = parts
     cut = {**params, "norm": params["norm"][:3], "extra": params["norm"]}
-    monkeypatch.setattr(jserve.load, "build_engine", None)  # nothing is compiled before it is said
+    monkeypatch.setattr(jserve.load.decoder, "build_engine", None)  # nothing is compiled before it is said
     with pytest.raises(ConfigError, match=r"norm: given \(3,\), wanted \(\d+,\); extra: not of this module"):
         LLM((module, cut, tokenizer))
 

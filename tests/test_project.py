@@ -38,17 +38,9 @@ ROOMS: dict[str, set[str]] = {
     "jserve.serving": {"jserve.engine", "jserve.observe", "jserve.text", "jserve.v1", "jserve.wire"},
     "jserve.client": {"jserve.v1", "jserve.wire"},
     "jserve.llm": {"jserve.checkpoints", "jserve.load", "jserve.serving", "jserve.text"},
-    "jserve.load_encoder": {
-        "jserve.checkpoints",
-        "jserve.engine",
-        "jserve.observe",
-        "jserve.serving",
-        "jserve.text",
-    },
     "jserve.load": {
         "jserve.checkpoints",
         "jserve.engine",
-        "jserve.load_encoder",
         "jserve.models",
         "jserve.observe",
         "jserve.serving",

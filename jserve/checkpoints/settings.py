@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from jserve.errors import CheckpointError, UnsupportedModel
-from jserve.models.config import ModelConfig
+from jserve.models.config import MAX_EXPERTS, MAX_LAYERS, ModelConfig
 
 __all__ = ["Settings", "short"]
 
@@ -39,13 +40,21 @@ class Settings:
         value = self.values.get(key)
         return default if value is None else value
 
-    def size(self, key: str, default: int | None = None) -> int:
-        """A whole number above 0."""
+    def size(self, key: str, default: int | None = None, *, most: int = (1 << 31) - 1) -> int:
+        """A whole number above 0. To be given ``most`` where something is made for each before a configuration is."""
         value = self.get(key, default)
-        if _is_whole(value) and 0 < value < 1 << 31:
+        if _is_whole(value) and 0 < value <= most:
             return value
-        self.miss(key, value, "a whole number above 0")
+        self.miss(key, value, f"a whole number from 1 to {most}")
         return 1
+
+    def layers(self, key: str) -> int:
+        """A number of layers."""
+        return self.size(key, most=MAX_LAYERS)
+
+    def experts(self, key: str, default: int | None = None) -> int:
+        """A number of experts."""
+        return self.size(key, default, most=MAX_EXPERTS)
 
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number above 0."""
@@ -156,4 +165,4 @@ def _is_whole(value: Any) -> bool:
 
 
 def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0.0 < value < float("inf")
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0.0 < value <= sys.float_info.max

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 from jserve.engine.admission import check_request
-from jserve.engine.choice import Choice, ChoiceState, Emitted
+from jserve.engine.choice import ChoiceState, Emitted
 from jserve.engine.contract import EngineLimits, EngineStats, Sink
 from jserve.engine.executor import Executor, Running
 from jserve.engine.live import Live, LiveRequests
@@ -198,6 +198,12 @@ class Engine(EngineThread):
             self._scheduler.end(choice)
             self._live.close(live, 1)
 
+    def _abandon(self) -> None:
+        """The scheduler is left alone: the loop may come back to it."""
+        with self._wake:
+            self._over = True
+        self._live.abandon()
+
     def _end_all(self, failure: str | None) -> None:
         """Tell every live request that it is over: cancelled, or with an error after a ``failure``."""
         with self._wake:
@@ -213,8 +219,6 @@ class Engine(EngineThread):
             # The failure may have come in the middle of a change: nothing is asked of the old one any more.
             self._scheduler = Scheduler(self._executor.config)
         for live in self._live.all():
-            # A request has no choices yet where its turn in the inbox never came.
-            live.choices = live.choices or [Choice(request=live.request, index=i) for i in range(live.open)]
             unfinished = live.unfinished()
             if failure is None:
                 for choice in unfinished:

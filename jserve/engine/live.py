@@ -34,11 +34,12 @@ class Live:
     scheduled: bool = False
 
     def unfinished(self) -> list[Choice]:
-        return [choice for choice in self.choices if choice.state is not ChoiceState.ENDED]
+        choices = self.choices or [Choice(request=self.request, index=i) for i in range(self.open)]
+        return [choice for choice in choices if choice.state is not ChoiceState.ENDED]
 
 
 class LiveRequests:
-    """``admit`` and ``open_choices`` for any thread, the rest for the engine's."""
+    """``admit``, ``open_choices`` and ``abandon`` for any thread, the rest for the engine's."""
 
     def __init__(self, *, max_queue: int, on_broken_sink: Callable[[str], None]) -> None:
         """``on_broken_sink`` is told the id of a request whose sink raised."""
@@ -85,33 +86,48 @@ class LiveRequests:
         """Hand each request its news of one dispatch in one call of its sink; forget those that have ended."""
         deltas: dict[str, list[TokenDelta]] = defaultdict(list)
         for choice, emitted, reason in news:
-            deltas[choice.request.request_id].append(
-                TokenDelta(
-                    request_id=choice.request.request_id,
-                    choice=choice.index,
-                    token_ids=emitted.tokens,
-                    logprobs=emitted.logprobs,
-                    finish_reason=reason,
-                    error=error,
-                    first_scheduled=choice.first_scheduled,
-                )
-            )
+            deltas[choice.request.request_id].append(_delta(choice, emitted, reason, error))
         for request_id, batch in deltas.items():
             live = self._live.get(request_id)
             if live is None:
                 continue
             self.close(live, sum(delta.finish_reason is not None for delta in batch))
-            try:
-                live.sink(batch)
-            except Exception:  # one request's listener must not end the others
-                log.exception("the sink of request %s failed; the request is cancelled", request_id)
-                self._on_broken_sink(request_id)
+            self._tell(live, batch)
+
+    def abandon(self) -> None:
+        """Every request hears that it was cancelled, and is forgotten: the engine's thread hangs. Should that thread
+        come back, nobody hears of it."""
+        with self._lock:
+            abandoned = list(self._live.values())
+            self._live.clear()
+            self._queued = 0
+        for live in abandoned:
+            ends = [_delta(c, Emitted(tokens=()), FinishReason.CANCELLED, None) for c in live.unfinished()]
+            self._tell(live, ends)
 
     def close(self, live: Live, ended: int) -> None:
         """So many of its choices have ended; with the last one it is forgotten."""
         live.open -= ended
         if live.open == 0:
             with self._lock:
-                del self._live[live.request.request_id]
-                if not live.scheduled:
+                if self._live.pop(live.request.request_id, None) is not None and not live.scheduled:
                     self._queued -= 1
+
+    def _tell(self, live: Live, batch: list[TokenDelta]) -> None:
+        try:
+            live.sink(batch)
+        except Exception:  # one request's listener must not end the others
+            log.exception("the sink of request %s failed; the request is cancelled", live.request.request_id)
+            self._on_broken_sink(live.request.request_id)
+
+
+def _delta(choice: Choice, emitted: Emitted, reason: FinishReason | None, error: str | None) -> TokenDelta:
+    return TokenDelta(
+        request_id=choice.request.request_id,
+        choice=choice.index,
+        token_ids=emitted.tokens,
+        logprobs=emitted.logprobs,
+        finish_reason=reason,
+        error=error,
+        first_scheduled=choice.first_scheduled,
+    )

@@ -41,6 +41,10 @@ class EngineThread(ABC):
     def _end_all(self, failure: str | None) -> None:
         """The loop is over: set ``_stopping`` and ``_failed``, and tell every request that lives that it has ended."""
 
+    @abstractmethod
+    def _abandon(self) -> None:
+        """The loop hangs: tell every request that lives that it was cancelled, once. From the thread that closes."""
+
     @property
     def fault(self) -> Exception | None:
         """What brought the loop down."""
@@ -57,7 +61,8 @@ class EngineThread(ABC):
         compilations.watch()
 
     def close(self) -> None:
-        """Stop the loop; whatever still runs ends as cancelled. A device that hangs is not waited for."""
+        """Stop the loop; whatever still runs ends as cancelled. A device that hangs is waited for a minute, and then
+        left behind."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
@@ -65,6 +70,7 @@ class EngineThread(ABC):
             self._thread.join(_CLOSE_S)
             if self._thread.is_alive():
                 log.error("the engine did not stop within %.0f s: its device hangs", _CLOSE_S)
+                self._abandon()
         if self._watches:
             self._watches = False
             compilations.unwatch()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
@@ -15,6 +14,7 @@ from jserve.errors import UnsupportedModel
 from jserve.models.config import ModelConfig, check_numbers, check_sizes
 from jserve.models.encoder_contract import EncoderStep
 from jserve.models.linear import linear
+from jserve.models.norms import LayerNorm
 from jserve.models.params import filled, normal
 
 __all__ = ["Bert", "BertConfig", "BertLayer"]
@@ -52,22 +52,6 @@ class BertConfig(ModelConfig):
         return self.hidden_size // self.num_heads
 
 
-class LayerNorm(nnx.Module):
-    """Zero mean and unit variance over D, in float32, then weight and bias; in x's dtype."""
-
-    def __init__(self, config: BertConfig, *, dtype: DTypeLike) -> None:
-        self.eps = config.layer_norm_eps
-        self.weight = filled((config.hidden_size,), ("embed",), 1.0, dtype=dtype)
-        self.bias = filled((config.hidden_size,), ("embed",), 0.0, dtype=dtype)
-
-    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
-        wide = x.astype(jnp.float32)
-        wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
-        wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
-        weight, bias = self.weight[...].astype(jnp.float32), self.bias[...].astype(jnp.float32)
-        return (wide * weight[None] + bias[None]).astype(x.dtype)
-
-
 class Embeddings(nnx.Module):
     """Sums of three tables, normed; calling it is the contract's ``embed``."""
 
@@ -76,7 +60,7 @@ class Embeddings(nnx.Module):
         self.word = normal((config.vocab_size, D), ("vocab", "embed"), D, dtype=dtype, rngs=rngs)
         self.position = normal((config.max_position, D), (None, "embed"), D, dtype=dtype, rngs=rngs)
         self.token_type = normal((config.type_vocab_size, D), (None, "embed"), D, dtype=dtype, rngs=rngs)
-        self.norm = LayerNorm(config, dtype=dtype)
+        self.norm = LayerNorm(D, config.layer_norm_eps, dtype=dtype)
 
     def __call__(self, tokens: Int32[Array, " T"], step: EncoderStep) -> Float[Array, "T D"]:
         words = self.word[...].at[tokens].get(mode="clip")
@@ -100,22 +84,22 @@ class BertLayer(nnx.Module):
         self.v_bias = filled((H, Dh), heads, 0.0, dtype=dtype)
         self.o = normal((D, H, Dh), ("embed", *heads), D, dtype=dtype, rngs=rngs)
         self.o_bias = filled((D,), ("embed",), 0.0, dtype=dtype)
-        self.attn_norm = LayerNorm(config, dtype=dtype)
+        self.attn_norm = LayerNorm(D, config.layer_norm_eps, dtype=dtype)
         self.up = normal((F, D), ("mlp", "embed"), D, dtype=dtype, rngs=rngs)
         self.up_bias = filled((F,), ("mlp",), 0.0, dtype=dtype)
         self.down = normal((D, F), ("embed", "mlp"), F, dtype=dtype, rngs=rngs)
         self.down_bias = filled((D,), ("embed",), 0.0, dtype=dtype)
-        self.mlp_norm = LayerNorm(config, dtype=dtype)
+        self.mlp_norm = LayerNorm(D, config.layer_norm_eps, dtype=dtype)
 
     def __call__(self, i: int, x: Float[Array, "T D"], step: EncoderStep) -> Float[Array, "T D"]:
         """The stream after this block, as layer i."""
-        q = linear(self.q[...], x) + self.q_bias[...][None]
-        k = linear(self.k[...], x) + self.k_bias[...][None]
-        v = linear(self.v[...], x) + self.v_bias[...][None]
+        q = linear(self.q[...], x, self.q_bias[...])
+        k = linear(self.k[...], x, self.k_bias[...])
+        v = linear(self.v[...], x, self.v_bias[...])
         seen = step.attend(i, q, k, v, scale=self.config.head_dim**-0.5)
-        x = self.attn_norm(x + linear(self.o[...], seen) + self.o_bias[...][None])
-        h = jax.nn.gelu(linear(self.up[...], x) + self.up_bias[...][None], approximate=False)
-        return self.mlp_norm(x + linear(self.down[...], h) + self.down_bias[...][None])
+        x = self.attn_norm(x + linear(self.o[...], seen, self.o_bias[...]))
+        h = jax.nn.gelu(linear(self.up[...], x, self.up_bias[...]), approximate=False)
+        return self.mlp_norm(x + linear(self.down[...], h, self.down_bias[...]))
 
 
 class Bert(nnx.Module):

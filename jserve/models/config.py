@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,15 +11,42 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import msgspec
 
 from jserve.errors import UnsupportedModel
+from jserve.models.number import check_number
+from jserve.models.rope import RopeScaling
 
-__all__ = ["ModelConfig", "check_heads", "check_numbers", "check_size", "check_sizes", "check_windows"]
+__all__ = [
+    "MAX_EXPERTS",
+    "MAX_LAYERS",
+    "ModelConfig",
+    "RotaryConfig",
+    "check_heads",
+    "check_numbers",
+    "check_size",
+    "check_sizes",
+    "check_windows",
+]
 
+R = TypeVar("R", bound="RotaryConfig")
 C = TypeVar("C", bound="ModelConfig")  # typing.Self is more than the checkers of shapes understand
 
 _MAX_WIDTH = 1 << 24
 """Largest size of a dimension: far beyond any model, and the bytes of a parameter still count in 64 bits."""
-_MOST = {"num_layers": 1024, "max_position": 2**31 - 1}
-"""Where it is not _MAX_WIDTH: layers are built one by one, positions are int32."""
+MAX_LAYERS = 1024
+"""They are built one by one."""
+MAX_EXPERTS = 4096
+"""Of a layer. Files may have a tensor for each."""
+_MOST = {"num_layers": MAX_LAYERS, "the number of experts": MAX_EXPERTS, "max_position": 2**31 - 1}
+"""Where it is not _MAX_WIDTH. Positions are int32."""
+_ROTARY_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "max_position",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +80,28 @@ class ModelConfig:
             raise UnsupportedModel(f"{cls.__name__} does not fit: {error}") from None
 
 
+@dataclass(frozen=True, kw_only=True)
+class RotaryConfig(ModelConfig):
+    """What all decoders have whose queries and keys rotate."""
+
+    intermediate_size: int
+    """Width of the feed-forward, or of each expert."""
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+
+    def __post_init__(self) -> None:
+        check_sizes(self, _ROTARY_SIZES)
+        check_numbers(self, ("rope_theta",))
+
+    def for_length(self: R, length: int) -> R:
+        scaling = self.rope_scaling
+        return self if scaling is None else dataclasses.replace(self, rope_scaling=scaling.for_length(length))
+
+
 def check_sizes(config: ModelConfig, names: tuple[str, ...]) -> None:
     """Raise UnsupportedModel for a field of ``names`` that is no size of a dimension, or counts too many."""
     for name in names:
@@ -68,11 +116,9 @@ def check_size(name: str, value: int) -> None:
 
 
 def check_numbers(config: ModelConfig, names: tuple[str, ...]) -> None:
-    """Raise UnsupportedModel for a field of ``names`` that is not greater than 0 and finite."""
+    """Raise UnsupportedModel for a field of ``names`` that is no number above 0 of float32's range."""
     for name in names:
-        value = getattr(config, name)
-        if not 0 < value < math.inf:
-            raise UnsupportedModel(f"{name} is {value}; it must be greater than 0, and finite")
+        check_number(name, getattr(config, name))
 
 
 def check_heads(num_heads: int, num_kv_heads: int, head_dim: int, rotary_dim: int) -> None:

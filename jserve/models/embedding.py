@@ -14,7 +14,7 @@ __all__ = ["Embedding"]
 
 
 class Embedding(nnx.Module):
-    """V vectors of D. Calling it is the contract's ``embed``, for models that do nothing else there."""
+    """V vectors of D. Calling it is what the contract's ``embed`` begins with."""
 
     def __init__(self, vocab_size: int, hidden_size: int, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
         self.weight = normal((vocab_size, hidden_size), ("vocab", "embed"), hidden_size, dtype=dtype, rngs=rngs)

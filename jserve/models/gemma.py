@@ -6,7 +6,6 @@ table, always.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import jax
@@ -16,37 +15,21 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Float32, Int32
 
-from jserve.models.config import ModelConfig, check_heads, check_numbers, check_sizes, check_windows
+from jserve.models.config import RotaryConfig, check_heads, check_numbers, check_windows
 from jserve.models.contract import Step
 from jserve.models.embedding import Embedding
 from jserve.models.linear import linear
 from jserve.models.norms import rms_norm_plus_one
 from jserve.models.params import filled, normal
-from jserve.models.rope import RopeScaling, apply_rope, inverse_frequencies
+from jserve.models.rope import apply_rope, check_rope, inverse_frequencies
 
 __all__ = ["Gemma", "GemmaConfig", "GemmaLayer"]
 
-_SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_layers",
-    "num_heads",
-    "num_kv_heads",
-    "head_dim",
-    "max_position",
-)
-
 
 @dataclass(frozen=True, kw_only=True)
-class GemmaConfig(ModelConfig):
+class GemmaConfig(RotaryConfig):
     """Sizes and constants of a Gemma."""
 
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
     windows: tuple[int | None, ...]
     """Each layer's window: a token sees so many, itself included. None: all before it."""
     query_pre_attn_scalar: float
@@ -57,25 +40,20 @@ class GemmaConfig(ModelConfig):
     """As ``attn_soft_cap``, of logits."""
     qk_norm: bool = False
     """Each head of queries and keys goes through a norm before it rotates, as in Gemma 3."""
-    rope_theta: float = 10000.0
-    rope_scaling: RopeScaling | None = None
     local_rope_theta: float | None = None
     """Rotary base of the layers with a window, which then have no scaling; None: they rotate as the others do."""
     rms_norm_eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        check_sizes(self, _SIZES)
+        super().__post_init__()
         optional = ("attn_soft_cap", "final_soft_cap", "local_rope_theta")
         given = tuple(name for name in optional if getattr(self, name) is not None)
-        check_numbers(self, ("rope_theta", "rms_norm_eps", "query_pre_attn_scalar", *given))
+        check_numbers(self, ("rms_norm_eps", "query_pre_attn_scalar", *given))
         check_heads(self.num_heads, self.num_kv_heads, self.head_dim, self.head_dim)
         check_windows(self.windows, self.num_layers)
-        if self.rope_scaling is not None:
-            self.rope_scaling.check_dim(self.head_dim)
-
-    def for_length(self, length: int) -> GemmaConfig:
-        scaling = self.rope_scaling
-        return self if scaling is None else dataclasses.replace(self, rope_scaling=scaling.for_length(length))
+        check_rope(self.head_dim, self.rope_theta, self.rope_scaling)
+        if self.local_rope_theta is not None:
+            check_rope(self.head_dim, self.local_rope_theta, None)
 
 
 class GemmaLayer(nnx.Module):
@@ -138,13 +116,13 @@ class Gemma(nnx.Module):
     def __init__(self, config: GemmaConfig, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
         self.config = config
         self.num_layers = config.num_layers
-        self.table = Embedding(config.vocab_size, config.hidden_size, dtype=dtype, rngs=rngs)
+        self.token_embedding = Embedding(config.vocab_size, config.hidden_size, dtype=dtype, rngs=rngs)
         self.layers = nnx.List([GemmaLayer(config, dtype=dtype, rngs=rngs) for _ in range(config.num_layers)])
         self.norm = filled((config.hidden_size,), ("embed",), 0.0, dtype=dtype)
 
     def embed(self, tokens: Int32[Array, " T"], step: Step) -> Float[Array, "T D"]:
         """Vectors times the root of their width, which is rounded to their dtype first: so it was in training."""
-        x = self.table(tokens, step)
+        x = self.token_embedding(tokens, step)
         return x * jnp.float32(self.config.hidden_size**0.5).astype(x.dtype)
 
     def layer(self, i: int, x: Float[Array, "T D"], step: Step) -> Float[Array, "T D"]:
@@ -152,6 +130,6 @@ class Gemma(nnx.Module):
 
     def logits(self, x: Float[Array, "R D"]) -> Float32[Array, "R V"]:
         h = rms_norm_plus_one(x, self.norm[...], self.config.rms_norm_eps)
-        logits = linear(self.table.weight[...], h, out_dtype=jnp.float32)
+        logits = linear(self.token_embedding.weight[...], h, out_dtype=jnp.float32)
         cap = self.config.final_soft_cap
         return logits if cap is None else cap * jnp.tanh(logits / cap)

@@ -16,7 +16,7 @@ from jserve.models.config import ModelConfig, check_numbers, check_sizes
 from jserve.models.contract import Step
 from jserve.models.embedding import Embedding
 from jserve.models.linear import linear
-from jserve.models.norms import layer_norm
+from jserve.models.norms import LayerNorm
 from jserve.models.params import filled, normal
 
 __all__ = ["Gpt2", "Gpt2Config", "Gpt2Layer"]
@@ -46,25 +46,13 @@ class Gpt2Config(ModelConfig):
         return self.hidden_size // self.num_heads
 
 
-class Norm(nnx.Module):
-    """A layer norm's weight and bias."""
-
-    def __init__(self, config: Gpt2Config, *, dtype: DTypeLike) -> None:
-        self.eps = config.layer_norm_eps
-        self.weight = filled((config.hidden_size,), ("embed",), 1.0, dtype=dtype)
-        self.bias = filled((config.hidden_size,), ("embed",), 0.0, dtype=dtype)
-
-    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
-        return layer_norm(x, self.weight[...], self.bias[...], self.eps)
-
-
 class Gpt2Layer(nnx.Module):
     """One block: attention and feed-forward, each behind a norm and added to the stream."""
 
     def __init__(self, config: Gpt2Config, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
         D, F, H, Dh = config.hidden_size, config.intermediate_size, config.num_heads, config.head_dim
         self.scale = Dh**-0.5
-        self.attn_norm = Norm(config, dtype=dtype)
+        self.attn_norm = LayerNorm(D, config.layer_norm_eps, dtype=dtype)
         # Each query head has keys and values of its own, so these are "heads" like them.
         self.q = normal((H, Dh, D), ("heads", "head_dim", "embed"), D, dtype=dtype, rngs=rngs)
         self.k = normal((H, Dh, D), ("heads", "head_dim", "embed"), D, dtype=dtype, rngs=rngs)
@@ -74,7 +62,7 @@ class Gpt2Layer(nnx.Module):
         self.v_bias = filled((H, Dh), ("heads", "head_dim"), 0.0, dtype=dtype)
         self.o = normal((D, H, Dh), ("embed", "heads", "head_dim"), D, dtype=dtype, rngs=rngs)
         self.o_bias = filled((D,), ("embed",), 0.0, dtype=dtype)
-        self.mlp_norm = Norm(config, dtype=dtype)
+        self.mlp_norm = LayerNorm(D, config.layer_norm_eps, dtype=dtype)
         self.up = normal((F, D), ("mlp", "embed"), D, dtype=dtype, rngs=rngs)
         self.up_bias = filled((F,), ("mlp",), 0.0, dtype=dtype)
         self.down = normal((D, F), ("embed", "mlp"), F, dtype=dtype, rngs=rngs)
@@ -98,19 +86,19 @@ class Gpt2(nnx.Module):
         V, D = config.vocab_size, config.hidden_size
         self.num_layers = config.num_layers
         self.tied = config.tie_embeddings
-        self.table = Embedding(V, D, dtype=dtype, rngs=rngs)
-        self.places = normal((config.max_position, D), (None, "embed"), D, dtype=dtype, rngs=rngs)
+        self.token_embedding = Embedding(V, D, dtype=dtype, rngs=rngs)
+        self.position_embedding = normal((config.max_position, D), (None, "embed"), D, dtype=dtype, rngs=rngs)
         self.layers = nnx.List([Gpt2Layer(config, dtype=dtype, rngs=rngs) for _ in range(config.num_layers)])
-        self.norm = Norm(config, dtype=dtype)
+        self.norm = LayerNorm(D, config.layer_norm_eps, dtype=dtype)
         if not config.tie_embeddings:
             self.head = normal((V, D), ("vocab", "embed"), D, dtype=dtype, rngs=rngs)
 
     def embed(self, tokens: Int32[Array, " T"], step: Step) -> Float[Array, "T D"]:
-        return self.table(tokens, step) + self.places[...].at[step.positions].get(mode="clip")
+        return self.token_embedding(tokens, step) + self.position_embedding[...].at[step.positions].get(mode="clip")
 
     def layer(self, i: int, x: Float[Array, "T D"], step: Step) -> Float[Array, "T D"]:
         return self.layers[i](i, x, step)
 
     def logits(self, x: Float[Array, "R D"]) -> Float32[Array, "R V"]:
-        head = self.table.weight if self.tied else self.head
+        head = self.token_embedding.weight if self.tied else self.head
         return linear(head[...], self.norm(x), out_dtype=jnp.float32)

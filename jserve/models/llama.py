@@ -5,7 +5,6 @@ SmolLM2 is a Llama; Mistral, Qwen2, Qwen3, Phi-3, Mixtral and Qwen3-MoE are Llam
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import jax
@@ -13,44 +12,24 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
-from jaxtyping import Float, Float32
+from jaxtyping import Float, Float32, Int32
 
-from jserve.models.config import ModelConfig, check_heads, check_numbers, check_sizes, check_windows
+from jserve.models.config import RotaryConfig, check_heads, check_numbers, check_windows
 from jserve.models.contract import Step
 from jserve.models.embedding import Embedding
 from jserve.models.linear import linear
 from jserve.models.moe import Experts, ExpertsConfig
 from jserve.models.norms import rms_norm
 from jserve.models.params import filled, normal
-from jserve.models.rope import RopeScaling, apply_rope, inverse_frequencies
+from jserve.models.rope import apply_rope, check_rope, inverse_frequencies
 
 __all__ = ["Llama", "LlamaConfig", "LlamaLayer"]
 
 
-_SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_layers",
-    "num_heads",
-    "num_kv_heads",
-    "head_dim",
-    "max_position",
-)
-
-
 @dataclass(frozen=True, kw_only=True)
-class LlamaConfig(ModelConfig):
+class LlamaConfig(RotaryConfig):
     """Sizes and constants of a Llama, and what its relatives do otherwise."""
 
-    intermediate_size: int
-    """Width of the feed-forward, or of each expert."""
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rope_theta: float = 10000.0
-    rope_scaling: RopeScaling | None = None
     rotary_dim: int | None = None
     """Dimensions of a head that rotate, the first ones; None: all. Phi-4-mini leaves some alone."""
     rms_norm_eps: float = 1e-5
@@ -66,22 +45,17 @@ class LlamaConfig(ModelConfig):
     """Experts in the place of each layer's feed-forward, as in Mixtral and Qwen3-MoE."""
 
     def __post_init__(self) -> None:
-        check_sizes(self, _SIZES)
-        check_numbers(self, ("rope_theta", "rms_norm_eps"))
-        check_heads(self.num_heads, self.num_kv_heads, self.head_dim, self.turned)
+        super().__post_init__()
+        check_numbers(self, ("rms_norm_eps",))
+        check_heads(self.num_heads, self.num_kv_heads, self.head_dim, self.effective_rotary_dim)
         if self.windows:
             check_windows(self.windows, self.num_layers)
-        if self.rope_scaling is not None:
-            self.rope_scaling.check_dim(self.turned)
+        check_rope(self.effective_rotary_dim, self.rope_theta, self.rope_scaling)
 
     @property
-    def turned(self) -> int:
+    def effective_rotary_dim(self) -> int:
         """Dimensions of a head that rotate."""
         return self.head_dim if self.rotary_dim is None else self.rotary_dim
-
-    def for_length(self, length: int) -> LlamaConfig:
-        scaling = self.rope_scaling
-        return self if scaling is None else dataclasses.replace(self, rope_scaling=scaling.for_length(length))
 
 
 class LlamaLayer(nnx.Module):
@@ -135,7 +109,7 @@ class LlamaLayer(nnx.Module):
                 rms_norm(k, self.k_norm[...], config.rms_norm_eps),
             )
         scaling = config.rope_scaling
-        frequencies = inverse_frequencies(config.turned, config.rope_theta, scaling)
+        frequencies = inverse_frequencies(config.effective_rotary_dim, config.rope_theta, scaling)
         factor = 1.0 if scaling is None else scaling.attention_factor
         return (
             apply_rope(q, step.positions, frequencies, factor),
@@ -156,15 +130,18 @@ class Llama(nnx.Module):
         V, D = config.vocab_size, config.hidden_size
         self.config = config
         self.num_layers = config.num_layers
-        self.embed = Embedding(V, D, dtype=dtype, rngs=rngs)
+        self.token_embedding = Embedding(V, D, dtype=dtype, rngs=rngs)
         self.layers = nnx.List([LlamaLayer(config, dtype=dtype, rngs=rngs) for _ in range(config.num_layers)])
         self.norm = filled((D,), ("embed",), 1.0, dtype=dtype)
         if not config.tie_embeddings:
             self.head = normal((V, D), ("vocab", "embed"), D, dtype=dtype, rngs=rngs)
 
+    def embed(self, tokens: Int32[Array, " T"], step: Step) -> Float[Array, "T D"]:
+        return self.token_embedding(tokens, step)
+
     def layer(self, i: int, x: Float[Array, "T D"], step: Step) -> Float[Array, "T D"]:
         return self.layers[i](i, x, step)
 
     def logits(self, x: Float[Array, "R D"]) -> Float32[Array, "R V"]:
-        head = self.embed.weight if self.config.tie_embeddings else self.head
+        head = self.token_embedding.weight if self.config.tie_embeddings else self.head
         return linear(head[...], rms_norm(x, self.norm[...], self.config.rms_norm_eps), out_dtype=jnp.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -13,11 +14,17 @@ from jax import Array
 from jaxtyping import Float, Float64, Int32
 
 from jserve.errors import UnsupportedModel
+from jserve.models.number import check_number
 
-__all__ = ["ROPE_KINDS", "RopeScaling", "apply_rope", "inverse_frequencies"]
+__all__ = ["ROPE_KINDS", "RopeScaling", "apply_rope", "check_rope", "inverse_frequencies"]
 
 Kind = Literal["linear", "dynamic", "yarn", "longrope", "llama3"]
 ROPE_KINDS: tuple[str, ...] = get_args(Kind)
+
+_BOUNDS = (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast"))
+"""Fields that are pairs: the less, the greater."""
+_MOST_RADIANS = 2.0**64
+"""A position's turn. Times 2**31 positions it is far within float32; real ones are about 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,19 +58,20 @@ class RopeScaling:
     def __post_init__(self) -> None:
         if self.kind not in ROPE_KINDS:
             raise UnsupportedModel(f"rope scaling {self.kind!r} is not built; built: default, {', '.join(ROPE_KINDS)}")
-        for name in ("factor", "original_max_position", "attention_factor"):
-            value = getattr(self, name)
-            if not 0 < value < math.inf:
-                raise UnsupportedModel(f"rope scaling has {name} {value}; it must be greater than 0, and finite")
-        for low, high in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
-            if not 0 < getattr(self, low) < getattr(self, high) < math.inf:
+        for name in ("factor", "attention_factor", *itertools.chain(*_BOUNDS)):
+            check_number(f"{name} of rope scaling", getattr(self, name))
+        if not 0 < self.original_max_position < 1 << 31:
+            raise UnsupportedModel(
+                f"rope scaling has original_max_position {self.original_max_position}; allowed are 1 to {2**31 - 1}"
+            )
+        for low, high in _BOUNDS:
+            if not getattr(self, low) < getattr(self, high):
                 raise UnsupportedModel(
                     f"rope scaling has {low} {getattr(self, low)} and {high} {getattr(self, high)}; "
-                    "the first must be greater than 0 and less than the second"
+                    "the first must be less than the second"
                 )
-        factors = self.short_factors + self.long_factors
-        if not all(0 < factor < math.inf for factor in factors):
-            raise UnsupportedModel("rope scaling has factors that are not greater than 0, and finite")
+        for factor in self.short_factors + self.long_factors:
+            check_number("a factor of longrope scaling", factor)
 
     def for_length(self, length: int) -> RopeScaling:
         """This scaling where sequences have at most ``length`` tokens: what transformers computes for one that long.
@@ -79,7 +87,8 @@ class RopeScaling:
         the context of training there."""
         if self.kind not in ("dynamic", "yarn"):
             return max_position
-        return max(max_position, round(self.original_max_position * self.factor))
+        # More positions than an int32 counts are no size that a configuration may have, however many they are.
+        return max(max_position, round(min(self.original_max_position * self.factor, 2.0**31)))
 
     def check_dim(self, rotary_dim: int) -> None:
         """Raise UnsupportedModel where this scaling cannot turn ``rotary_dim`` dimensions of a head."""
@@ -94,10 +103,33 @@ class RopeScaling:
                 )
 
 
+def check_rope(rotary_dim: int, theta: float, scaling: RopeScaling | None) -> None:
+    """Raise UnsupportedModel where ``inverse_frequencies`` of these gives no angles that float32 holds."""
+    if scaling is not None:
+        scaling.check_dim(rotary_dim)
+    try:
+        found = inverse_frequencies(rotary_dim, theta, scaling)
+    except (ArithmeticError, ValueError):  # of Python's own floats
+        found = np.array([math.nan])
+    if not np.all((found >= 0.0) & (found <= _MOST_RADIANS)):
+        how = "" if scaling is None else f", stretched by {scaling.kind} scaling with factor {scaling.factor}"
+        raise UnsupportedModel(
+            f"rope_theta {theta}{how} gives {rotary_dim} rotary dimensions no finite angles; common are rope_theta "
+            "above 1 and factors up to 100"
+        )
+
+
 def inverse_frequencies(
     rotary_dim: int, theta: float, scaling: RopeScaling | None
 ) -> Float64[np.ndarray, " {rotary_dim}//2"]:
-    """Radians that each pair of the rotary dimensions turns by a position."""
+    """Radians that each pair of the rotary dimensions turns by a position. ``check_rope`` says what is allowed."""
+    with np.errstate(all="ignore"):
+        return _inverse_frequencies(rotary_dim, theta, scaling)
+
+
+def _inverse_frequencies(
+    rotary_dim: int, theta: float, scaling: RopeScaling | None
+) -> Float64[np.ndarray, " {rotary_dim}//2"]:
     if scaling is not None and scaling.kind == "dynamic":
         theta *= _dynamic_stretch(scaling) ** (rotary_dim / (rotary_dim - 2))
     frequencies = theta ** (-np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim)

@@ -132,7 +132,7 @@ _NAMES: Mapping[str, str] = {
     "gate": "ffn_gate",
     "up": "ffn_up",
     "down": "ffn_down",
-    "embed": "token_embd",
+    "token_embedding": "token_embd",
     "norm": "output_norm",
     "head": "output",
 }

@@ -28,7 +28,7 @@ _NAMES: Mapping[str, str] = {
     "gate": "mlp.gate_proj",
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
-    "embed": "model.embed_tokens",
+    "token_embedding": "model.embed_tokens",
     "norm": "model.norm",
     "head": "lm_head",
 }

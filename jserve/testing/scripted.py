@@ -64,7 +64,7 @@ def scripted_llama(
     params = nnx.to_pure_dict(state)
     for layer in params["layers"].values():
         layer["o"], layer["down"] = jnp.zeros_like(layer["o"]), jnp.zeros_like(layer["down"])
-    params["embed"]["weight"] = jnp.eye(V, dtype=dtype)
+    params["token_embedding"]["weight"] = jnp.eye(V, dtype=dtype)
     head = np.zeros((V, V), np.float32)
     # The norm makes sqrt(V) of a one-hot's 1 (but for its eps).
     head[list(next_token), np.arange(V)] = margin / V**0.5

@@ -34,8 +34,6 @@ class HfText:
     tokenizer: Tokenizer
     chat_template: str | None
     """The template's source."""
-    suffix_ids: tuple[int, ...]
-    """What the tokenizer puts behind every text, such as [SEP]. ``encode`` leaves it out, ``encode_whole`` does not."""
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -88,7 +86,6 @@ def read_hf_tokenizer(folder: Path, *, of_encoder: bool = False) -> HfText:
     return HfText(
         tokenizer=Tokenizer(backend, eos_ids=eos, bos_id=prefix[0] if prefix else bos, add_bos=add_bos),
         chat_template=template,
-        suffix_ids=suffix,
     )
 
 

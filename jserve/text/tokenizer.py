@@ -17,9 +17,9 @@ class Tokenizer:
     """A ``tokenizers`` backend together with what generation needs to know of it. Safe from any thread.
 
     The beginning-of-sequence rule lives here and nowhere else: ``encode`` puts at most one BOS in front, and
-    only where ``add_special`` is asked for, the model wants one, and the text did not write it itself. The
-    backend's own post-processor is run by ``encode_whole`` alone. The backend is taken over: truncation and padding
-    that it was set to are switched off.
+    only where ``add_special`` is asked for, the model wants one, and the text did not write it itself; the
+    backend's own post-processor is not run. The backend is taken over: truncation and padding that it was set to are
+    switched off.
     """
 
     def __init__(
@@ -84,23 +84,6 @@ class Tokenizer:
         if self.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             return [self.bos_id, *ids]
         return ids
-
-    def encode_whole(self, text: str, *, max_length: int) -> tuple[list[int], bool]:
-        """Ids of a text as an encoder was trained on it, and whether the text was cut to ``max_length`` ids.
-
-        The tokenizer's own special tokens stand around it, such as [CLS] and [SEP], and count; what is cut is the end
-        of the text between them. Raises ValueError where ``max_length`` leaves no room for text.
-        """
-        room = max_length - self._backend.num_special_tokens_to_add(False)
-        if room < 1:
-            raise ValueError(
-                f"max_length is {max_length}; the tokenizer's special tokens alone are {max_length - room}"
-            )
-        encoding = self._backend.encode(text, add_special_tokens=False)
-        cut = len(encoding.ids) > room
-        if cut:
-            encoding.truncate(room)
-        return list(self._backend.post_process(encoding, add_special_tokens=True).ids), cut
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of token ids, exactly as Detokenizer streams it.

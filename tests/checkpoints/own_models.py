@@ -145,4 +145,4 @@ def linen_values():
     """``tiny_llama``'s values under the Linen module's names."""
     params = tiny_llama()[1]
     layers = {f"layers_{i}": layer for i, layer in params["layers"].items()}
-    return {"table": params["embed"]["weight"], "norm": params["norm"], "head": params["head"], **layers}
+    return {"table": params["token_embedding"]["weight"], "norm": params["norm"], "head": params["head"], **layers}

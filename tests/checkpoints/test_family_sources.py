@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from families import CASES, FAMILY_NAMES, read_tiny
+from families import CASES, FAMILY_NAMES, lengths, read_tiny
 from safetensors.numpy import load_file
 
+from jserve import LLM, SamplingParams
 from jserve.checkpoints.arrays.key_map import plan_leaves
 from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.arrays.tree import flatten, unflatten_like
@@ -21,12 +22,19 @@ from jserve.errors import CheckpointError
 from jserve.models.naive import naive_logits
 from jserve.models.registry import build_abstract, family
 
+ONE_EACH = sorted({FAMILY_NAMES[case]: case for case in reversed(CASES)}.values())
+"""A case of each family: programs take long to compile."""
 TINY_BERT = Path(__file__).parents[1] / "oracle" / "data" / "tiny_bert"
 
 
-def verified(case, source, how):
+def verified(case, how):
     """The case, with its row for the table in docs/models.md."""
-    return pytest.param(case, marks=pytest.mark.verifies(FAMILY_NAMES[case], source, f"random weights, {how}"))
+    return pytest.param(case, marks=pytest.mark.verifies(FAMILY_NAMES[case], "Orbax", f"random weights, {how}"))
+
+
+def verified_by_convert(case):
+    by_convert = f"written by jserve convert: greedy ids of transformers at {lengths(read_tiny(case).prompts[:2])}"
+    return verified(case, by_convert)
 
 
 def read(checkpoint):
@@ -59,10 +67,19 @@ def test_one_file_or_several(tmp_path, case):
     assert_same(sharded, whole)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [verified(case, "Orbax", "written by jserve convert: greedy ids of transformers") for case in CASES],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [verified_by_convert(case) for case in ONE_EACH])
+def test_orbax_by_convert_through_the_engine(tmp_path, case):
+    tiny = read_tiny(case)
+    convert(str(tiny.write(tmp_path / "whole")), tmp_path / "orbax")
+    settings = {"dtype": "float32", "max_num_seqs": 1, "max_num_tokens": 32, "program_store": False}
+    with LLM(str(tmp_path / "orbax"), max_model_len=tiny.length, **settings) as llm:
+        for prompt in tiny.prompts[:2]:
+            (out,) = llm.generate(prompt.ids, SamplingParams(temperature=0, max_tokens=len(prompt.greedy)))
+            assert out.token_ids == prompt.greedy, len(prompt.ids)
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_orbax_by_convert_and_back(tmp_path, case):
     tiny = read_tiny(case)
     whole = open_checkpoint(str(tiny.write(tmp_path / "whole")))
@@ -79,7 +96,7 @@ def test_orbax_by_convert_and_back(tmp_path, case):
 
 
 @pytest.mark.parametrize(
-    "case", [verified(case, "Orbax", "saved by StandardCheckpointer: parameters of safetensors") for case in CASES]
+    "case", [verified(case, "saved by StandardCheckpointer: parameters of safetensors") for case in CASES]
 )
 def test_orbax_as_flax_users_save_it(tmp_path, case):
     """The state of jserve's own module, with config.json beside it."""

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-import jserve.load
+import jserve.load.decoder
 from jserve.checkpoints.convert import convert
 from jserve.checkpoints.inspection.inspect import inspect
 from jserve.checkpoints.manifest import MANIFEST_NAME
@@ -119,7 +119,7 @@ def test_what_the_family_has_a_default_for_may_be_left_out(folder, monkeypatch):
     def no_engine(model, config, **options):
         raise Stop(model.max_len)
 
-    monkeypatch.setattr(jserve.load, "build_engine", no_engine)
+    monkeypatch.setattr(jserve.load.decoder, "build_engine", no_engine)
     rewrite(folder, ("config", "max_position"), REMOVED)
     with pytest.raises(Stop, match=f"^{LlamaConfig.max_position}$"):
         load(ServeConfig(model=str(folder), program_store=False))

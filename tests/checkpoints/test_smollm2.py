@@ -77,7 +77,7 @@ def test_tensors_are_those_of_the_gguf_package_with_query_and_key_rows_put_back(
                 wanted = wanted.reshape(heads, 32, 2, 576).swapaxes(2, 1).reshape(wanted.shape)
             found = np.asarray(ours.pop(("layers", str(layer), part)))
             np.testing.assert_array_equal(found.reshape(wanted.shape), wanted, err_msg=f"{layer} {part}")
-    np.testing.assert_array_equal(np.asarray(ours.pop(("embed", "weight"))), theirs.pop("token_embd.weight"))
+    np.testing.assert_array_equal(np.asarray(ours.pop(("token_embedding", "weight"))), theirs.pop("token_embd.weight"))
     np.testing.assert_array_equal(np.asarray(ours.pop(("norm",))), theirs.pop("output_norm.weight"))
     assert ours == theirs == {}
 

@@ -14,6 +14,11 @@ def read_cases(name):
     return json.loads((DATA / name).read_text(encoding="utf-8"))["cases"]
 
 
+def how_many(cases):
+    """The prompts of ``cases``, in words for a row of docs/models.md."""
+    return f"{len(cases)} prompts of up to {max(len(case['prompt_ids']) for case in cases):,} tokens"
+
+
 def greedy(case):
     return SamplingParams(temperature=0, max_tokens=len(case["output_ids"]))
 

@@ -4,7 +4,7 @@ Its window is 512 tokens: the prompts lie on both sides of it.
 """
 
 import pytest
-from greedy import check_all, greedy, prompt_of, read_cases
+from greedy import check_all, greedy, how_many, prompt_of, read_cases
 
 from jserve import LLM
 from jserve.checkpoints.convert import convert
@@ -21,8 +21,14 @@ CASES = read_cases("gemma3_greedy.json")
 TEXTS = read_cases("gemma3_tokenize.json")
 SETTINGS = {"dtype": "float32", "max_num_seqs": 8, "max_num_tokens": 64, "max_model_len": 2048}
 HOW = "Gemma 3 270M: greedy ids of transformers"
-FEWER = f"{HOW}, 10 prompts of up to 1,031 tokens"
 LONG = {"ids_511", "ids_512", "ids_1500"}
+FEWER = [case for case in CASES if case["name"] not in LONG]
+"""All that are short, and some beyond the window."""
+
+
+def verified(source, cases):
+    """A row for the table in docs/models.md."""
+    return pytest.mark.verifies("Gemma 3 (text)", source, f"{HOW}, {how_many(cases)}")
 
 
 def run(llm, cases):
@@ -47,27 +53,26 @@ def test_the_prompts_lie_around_the_window():
     assert open_checkpoint(MODEL).config.windows[0] == 512
 
 
-@pytest.mark.verifies("Gemma 3 (text)", "GGUF", f"{HOW}, 13 prompts of up to 1,500 tokens")
+@verified("GGUF", CASES)
 def test_from_gguf(llm):
     check_tokenizer(MODEL)
     run(llm, CASES)
 
 
 def test_over_grpc(llm):
-    """All that are short, and one beyond the window, on one call, every request open at once."""
-    cases = [case for case in CASES if case["name"] not in LONG]
+    """On one call, every request open at once."""
     config = ServeConfig(model=MODEL, **SETTINGS, grpc_address="127.0.0.1:0", flight_address="", metrics_address="")
     loaded = llm._loaded
-    tokens = {case["name"]: [] for case in cases}
-    requests = [PromptRequest(request_id=c["name"], prompt=prompt_of(c), params=greedy(c)) for c in cases]
+    tokens = {case["name"]: [] for case in FEWER}
+    requests = [PromptRequest(request_id=c["name"], prompt=prompt_of(c), params=greedy(c)) for c in FEWER]
     with (
         Server(config, loaded.frontend, loaded.engine, loaded.metrics) as server,
         Client(server.start().grpc) as client,
     ):
-        for delta in client.generate_stream(requests, window=len(cases)):
+        for delta in client.generate_stream(requests, window=len(FEWER)):
             assert not delta.error
             tokens[delta.request_id].extend(delta.token_ids)
-        check_all(cases, tokens.values())
+        check_all(FEWER, tokens.values())
     assert loaded.engine.stats().compilations == 0
 
 
@@ -79,12 +84,12 @@ def test_its_one_kv_head_is_not_shared_out():
 @pytest.mark.parametrize(
     "to",
     [
-        pytest.param("safetensors", marks=pytest.mark.verifies("Gemma 3 (text)", "safetensors", FEWER)),
-        pytest.param("orbax", marks=pytest.mark.verifies("Gemma 3 (text)", "Orbax", FEWER)),
+        pytest.param("safetensors", marks=verified("safetensors", FEWER)),
+        pytest.param("orbax", marks=verified("Orbax", FEWER)),
     ],
 )
 def test_converted(tmp_path, to):
     convert(MODEL, tmp_path / "gemma", to=to)
     check_tokenizer(str(tmp_path / "gemma"))
     with LLM(str(tmp_path / "gemma"), **SETTINGS) as llm:
-        run(llm, [case for case in CASES if case["name"] not in LONG])
+        run(llm, FEWER)

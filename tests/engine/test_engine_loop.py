@@ -162,6 +162,30 @@ def test_a_stopped_engine_sends_requests_elsewhere(started):
     assert engine._inbox == []
 
 
+def test_closing_a_device_that_hangs_ends_every_request(started, monkeypatch, caplog):
+    monkeypatch.setattr("jserve.engine.thread._CLOSE_S", 0.1)
+    device = Device()
+    device.go.clear()
+    engine = started(device)
+    running, unseen = Listener(choices=2), Listener()
+    engine.submit(request("running", [1], 200, n=2), running)
+    plans_after(device, 0)
+    engine._thread.join(0.2)  # until it waits for the device
+    engine.submit(request("unseen", [1], 200), unseen)
+    engine.close()
+    assert running.over.is_set()
+    assert unseen.over.is_set()
+    assert "its device hangs" in caplog.text
+    assert set(running.wait().reasons.values()) == set(unseen.wait().reasons.values()) == {FinishReason.CANCELLED}
+    assert engine.stats().waiting == 0
+    engine.close()  # Once more is no second end,
+    device.go.set()
+    engine._thread.join(10)  # nor is a device that comes back after all.
+    assert engine.fault is None
+    assert not engine._thread.is_alive()
+    assert not running.wait().faults + unseen.wait().faults
+
+
 def plans_after(device, count):
     deadline = time.monotonic() + 10
     while len(device.plans) <= count:

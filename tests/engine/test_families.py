@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from families import CASES, FAMILY_NAMES, read_tiny
+from families import CASES, FAMILY_NAMES, lengths, read_tiny
 from harness import make_engine, request, run
 
 from jserve import LLM, SamplingParams
@@ -13,12 +13,12 @@ from jserve.models.naive import naive_logits
 
 QUICK = ["gemma3", "gpt2", "mixtral", "phi3_longrope", "qwen2_window"]
 """Between them every module, and everything that a family asks of attention and of rotation."""
-HOW = "random weights: logits and greedy ids of transformers at 8, 500 and 4,000 tokens, or at its limit"
 
 
 def verified(case):
     """The case, with its row for the table in docs/models.md."""
-    return pytest.param(case, marks=pytest.mark.verifies(FAMILY_NAMES[case], "safetensors", HOW))
+    how = f"random weights: log-probabilities and greedy ids of transformers at {lengths(read_tiny(case).prompts)}"
+    return pytest.param(case, marks=pytest.mark.verifies(FAMILY_NAMES[case], "safetensors", how))
 
 
 class Oracle:

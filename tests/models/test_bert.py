@@ -11,7 +11,7 @@ from flax import nnx
 from jserve.checkpoints.hf.folder import open_hf
 from jserve.engine.encoder.program import attention
 from jserve.errors import UnsupportedModel
-from jserve.models.bert import BertConfig
+from jserve.models.bert import BertConfig, BertLayer
 from jserve.models.encoder_contract import EncoderStep, run_encoder, trace_encoder
 from jserve.models.pooling import Pooling, pool
 from jserve.testing.models import TINY_BERT, tiny_bert
@@ -109,3 +109,25 @@ def test_bfloat16_stays_near(tiny):
     assert hidden.dtype == jnp.bfloat16
     vector, expected = np.asarray(hidden, np.float32).mean(0), EXPECTED["hidden_2"].mean(0)
     assert vector @ expected / np.linalg.norm(vector) / np.linalg.norm(expected) > 0.999
+
+
+def test_biases_are_added_before_a_product_is_rounded():
+    """In bfloat16. Multiples of powers of 2, so that every order of summing gives the same float32."""
+    D, H = TINY_BERT["hidden_size"], TINY_BERT["num_heads"]
+    layer = BertLayer(BertConfig(**TINY_BERT), dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.integers(-8, 9, (5, D)) / 4, jnp.bfloat16)
+    for name in "qkv":
+        getattr(layer, name)[...] = jnp.asarray(rng.integers(-8, 9, (H, D // H, D)) / 4, jnp.bfloat16)
+        getattr(layer, f"{name}_bias")[...] = jnp.asarray(rng.integers(-255, 256, (H, D // H)) / 16, jnp.bfloat16)
+    asked = []
+
+    def answer(query):
+        asked.append(query)
+        return query.v
+
+    layer(0, x, EncoderStep(positions=jnp.arange(5, dtype=jnp.int32), valid=jnp.ones(5, bool), answer=answer))
+    for name in "qkv":
+        w, bias = (np.asarray(getattr(layer, part)[...], np.float32) for part in (name, f"{name}_bias"))
+        wanted = jnp.asarray(np.einsum("td,hkd->thk", np.asarray(x, np.float32), w) + bias, jnp.bfloat16)
+        np.testing.assert_array_equal(getattr(asked[0], name), wanted, err_msg=name)

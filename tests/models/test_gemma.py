@@ -43,10 +43,10 @@ def test_the_scale_of_embeddings_is_rounded_to_their_dtype():
     """The root of 48 is 6.928; in bfloat16 it is 6.9375, and so it was in training."""
     tokens = jnp.asarray([1, 2, 3], jnp.int32)
     wide, narrow = model(), model(dtype=jnp.bfloat16)
-    np.testing.assert_allclose(wide.embed(tokens, STEP), wide.table.weight[...][tokens] * 48**0.5, rtol=1e-6)
+    np.testing.assert_allclose(wide.embed(tokens, STEP), wide.token_embedding.weight[...][tokens] * 48**0.5, rtol=1e-6)
     got = narrow.embed(tokens, STEP)
     assert got.dtype == jnp.bfloat16
-    np.testing.assert_array_equal(got, narrow.table.weight[...][tokens] * jnp.bfloat16(6.9375))
+    np.testing.assert_array_equal(got, narrow.token_embedding.weight[...][tokens] * jnp.bfloat16(6.9375))
 
 
 def test_norms_add_one_to_their_weights_in_float32():
@@ -82,5 +82,5 @@ def test_config_survives_json_and_is_checked():
         dataclasses.replace(CONFIG, windows=(4,))
     with pytest.raises(UnsupportedModel, match=r"attention windows of \[0\] tokens"):
         dataclasses.replace(CONFIG, windows=(0, None))
-    with pytest.raises(UnsupportedModel, match=r"final_soft_cap is -1\.0; it must be greater than 0"):
+    with pytest.raises(UnsupportedModel, match=r"final_soft_cap is -1\.0; allowed are"):
         dataclasses.replace(CONFIG, final_soft_cap=-1.0)

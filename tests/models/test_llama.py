@@ -39,7 +39,7 @@ def numpy_llama(config, params, tokens):
         z = (x[..., :half] + 1j * x[..., half:]) * turn
         return np.concatenate([z.real, z.imag], -1)
 
-    x = p["embed"]["weight"][tokens]
+    x = p["token_embedding"]["weight"][tokens]
     for layer in p["layers"].values():
         h = norm(x, layer["attn_norm"])
         q, k, v = (np.einsum("td,hed->the", h, layer[name]) for name in "qkv")
@@ -55,7 +55,7 @@ def numpy_llama(config, params, tokens):
         h = norm(x, layer["mlp_norm"])
         gate = h @ layer["gate"].T
         x = x + (gate / (1 + np.exp(-gate)) * (h @ layer["up"].T)) @ layer["down"].T
-    head = p["embed"]["weight"] if config.tie_embeddings else p["head"]
+    head = p["token_embedding"]["weight"] if config.tie_embeddings else p["head"]
     return norm(x, p["norm"]) @ head.T
 
 

@@ -104,3 +104,5 @@ def test_a_grouped_product_is_one_of_each_group(sizes):
 def test_choices_that_cannot_be_are_refused():
     with pytest.raises(UnsupportedModel, match="a token goes to 7 of 6 experts; allowed: 1 to all"):
         build(per_token=7)
+    with pytest.raises(UnsupportedModel, match="the number of experts is 4097; allowed are 1 to 4096"):
+        ExpertsConfig(count=4097, per_token=2, normalize=True)

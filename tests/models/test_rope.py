@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jserve.errors import UnsupportedModel
-from jserve.models.rope import RopeScaling, apply_rope, inverse_frequencies
+from jserve.models.rope import RopeScaling, apply_rope, check_rope, inverse_frequencies
 
 LLAMA3 = RopeScaling(kind="llama3", factor=32.0, original_max_position=8192)
 
@@ -111,15 +111,27 @@ def test_how_far_a_scaling_reaches():
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"kind": "linear", "factor": 0.0}, "factor 0.0; it must be greater than 0"),
+        ({"kind": "linear", "factor": 0.0}, "factor of rope scaling is 0.0; allowed are"),
         ({"kind": "llama3", "low_freq_factor": 4.0}, "low_freq_factor 4.0 and high_freq_factor 4.0; the first must"),
         ({"kind": "yarn", "beta_fast": 1.0}, "beta_slow 1.0 and beta_fast 1.0; the first must"),
-        ({"kind": "longrope", "short_factors": (1.0, -1.0)}, "factors that are not greater than 0"),
+        ({"kind": "longrope", "short_factors": (1.0, -1.0)}, "a factor of longrope scaling is -1.0"),
     ],
 )
 def test_other_scalings_are_refused(fields, words):
     with pytest.raises(UnsupportedModel, match=words):
         RopeScaling(**fields)
+
+
+@pytest.mark.parametrize(
+    ("theta", "scaling", "words"),
+    [
+        (1.0, YARN, r"rope_theta 1.0, stretched by yarn scaling with factor 4.0 gives 8 rotary dimensions no finite"),
+        (1e-30, None, r"rope_theta 1e-30 gives"),
+    ],
+)
+def test_angles_that_are_not_finite_are_refused(theta, scaling, words):
+    with pytest.raises(UnsupportedModel, match=words):
+        check_rope(8, theta, scaling)
 
 
 def test_scalings_that_do_not_fit_a_head_are_refused():

@@ -68,6 +68,12 @@ class Tiny:
         return folder
 
 
+def lengths(prompts):
+    """Those of ``prompts``, in words for a row of docs/models.md."""
+    *most, last = [f"{len(prompt.ids):,}" for prompt in prompts]
+    return f"{', '.join(most)} and {last} tokens"
+
+
 def read_tiny(case):
     found = json.loads((DATA / f"{case}.json").read_text(encoding="utf-8"))
 

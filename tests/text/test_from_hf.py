@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from jserve.errors import CheckpointError, UnsupportedModel
+from jserve.serving.embed_texts import TextPreparer
 from jserve.testing.tokenizer import BOS_ID, EOS_ID, ByteTokenizer
 from jserve.text.from_hf import has_tokenizer, read_hf_tokenizer
 
@@ -70,21 +71,20 @@ def vocabulary(folder, **settings):
 def test_vocabulary_and_merges_give_transformers_ids(tmp_path, expected, settings):
     text = read_hf_tokenizer(vocabulary(tmp_path, **settings))
     assert differing(text.tokenizer, ORACLE[expected]) == []
-    assert (text.tokenizer.vocab_size, text.tokenizer.add_bos, text.suffix_ids) == (COUNT + 2, False, ())
+    assert (text.tokenizer.vocab_size, text.tokenizer.add_bos) == (COUNT + 2, False)
     assert text.tokenizer.decode([COUNT, COUNT + 1, ORACLE["vocab"]["<|endoftext|>"]]) == "<think>"
 
 
 def test_encoders_run_the_whole_tokenizer_and_truncate(tmp_path):
     folder = write(tmp_path, tokenizer__json=ORACLE["bert"])
     text = read_hf_tokenizer(folder, of_encoder=True)
-    assert text.suffix_ids == (3,)
     for row in ORACLE["bert_ids"]:
-        ids, cut = text.tokenizer.encode_whole(row["text"], max_length=row["max_length"])
-        whole, _ = text.tokenizer.encode_whole(row["text"], max_length=10_000)
-        assert ids == row["ids"], row
-        assert cut is (len(whole) > row["max_length"])
-    with pytest.raises(ValueError, match="max_length is 2; the tokenizer's special tokens alone are 2"):
-        text.tokenizer.encode_whole("x", max_length=2)
+        found, whole = (
+            TextPreparer(text.tokenizer, max_tokens=limit, lowercase=False).prepare([row["text"]])[0]
+            for limit in (row["max_length"], 10_000)
+        )
+        assert list(found.ids) == row["ids"], row
+        assert found.truncated is (len(whole.ids) > row["max_length"])
     with pytest.raises(UnsupportedModel, match=r"puts \[SEP\] behind every text; prompts that end so are not built"):
         read_hf_tokenizer(folder)
 

@@ -13,6 +13,7 @@ import fnmatch
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -26,6 +27,8 @@ Path = tuple[str, ...]
 Leaves = Mapping[Path, LazyArray]
 
 _MAX_LISTED = 40
+_MAX_WRONG = 1000
+"""Problems after which no more are looked for: settings may announce millions of experts that no file has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,10 +127,12 @@ def plan_leaves(
     """Every parameter of ``wanted`` (shapes by path) as a view of ``tensors``; nothing is read.
 
     ``where`` names the files. Raises CheckpointError that lists every parameter whose tensor is missing or has another
-    shape, and every tensor that is left over.
+    shape, and every tensor that is left over; of very many it lists some.
     """
     planner = _Planner(key_map, tensors, wanted)
-    leaves = planner.leaves()
+    leaves: dict[Path, LazyArray] = {}
+    with suppress(_TooMuchIsWrong):
+        leaves = planner.leaves()
     raise_all(f"{where} does not fit its settings:", planner.wrong)
     return leaves
 
@@ -135,8 +140,17 @@ def plan_leaves(
 def raise_all(headline: str, wrong: Sequence[str], *, fix: str | None = None) -> None:
     """Raise CheckpointError with all of ``wrong`` under ``headline``, unless it is empty."""
     if wrong:
-        more = [f"and {len(wrong) - _MAX_LISTED} more"] if len(wrong) > _MAX_LISTED else []
+        count = len(wrong) - _MAX_LISTED
+        more = (
+            [f"and {count} more" if len(wrong) < _MAX_WRONG else f"and at least {count} more"]
+            if len(wrong) > _MAX_LISTED
+            else []
+        )
         raise CheckpointError("\n  ".join([headline, *wrong[:_MAX_LISTED], *more]), fix=fix)
+
+
+class _TooMuchIsWrong(Exception):
+    """``_MAX_WRONG`` problems were found."""
 
 
 class _Planner:
@@ -151,11 +165,16 @@ class _Planner:
         self._used: set[str] = set()
         self.wrong: list[str] = []
 
+    def _miss(self, what: str) -> None:
+        self.wrong.append(what)
+        if len(self.wrong) == _MAX_WRONG:
+            raise _TooMuchIsWrong
+
     def leaves(self) -> dict[Path, LazyArray]:
         found = {path: self._leaf(path, shape) for path, shape in self._wanted.items()}
         for name, tensor in self._tensors.items():
             if name not in self._used and not any(fnmatch.fnmatchcase(name, p) for p in self._map.ignored):
-                self.wrong.append(f"tensor {name} {list(tensor.shape)} {tensor.dtype.name} belongs to no parameter")
+                self._miss(f"tensor {name} {list(tensor.shape)} {tensor.dtype.name} belongs to no parameter")
         return {path: leaf for path, leaf in found.items() if leaf is not None}
 
     def _present(self, prefix: str) -> bool:
@@ -166,7 +185,7 @@ class _Planner:
         leaf = ".".join("{i}" if part.isdigit() else part for part in path)
         entry = self._map.by_leaf.get(leaf)
         if entry is None:
-            self.wrong.append(f"{'.'.join(path)} {list(shape)}: no tensor of such files holds it")
+            self._miss(f"{'.'.join(path)} {list(shape)}: no tensor of such files holds it")
             return None
         if not entry.per_expert:
             return self._one(path, shape, entry, layer, expert=0)
@@ -185,7 +204,7 @@ class _Planner:
         self._used.add(name)
         if tensor is None or tensor.shape != stored:
             found = "it is missing" if tensor is None else f"found {list(tensor.shape)}"
-            self.wrong.append(f"{'.'.join(path)}: wanted {list(stored)} in tensor {name}, {found}")
+            self._miss(f"{'.'.join(path)}: wanted {list(stored)} in tensor {name}, {found}")
             return None
         if axis is not None:
             tensor = tensor.part(axis, start, start + part[axis])

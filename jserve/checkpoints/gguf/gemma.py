@@ -23,7 +23,7 @@ _NORMS = {
 }
 KEY_MAP = KeyMap(
     entries=(
-        Entry(tensor="token_embd.weight", leaf="table.weight"),
+        Entry(tensor="token_embd.weight", leaf="token_embedding.weight"),
         Entry(tensor="blk.{i}.attn_q.weight", leaf="layers.{i}.q", how="H Dh D <- (H Dh) D"),
         Entry(tensor="blk.{i}.attn_k.weight", leaf="layers.{i}.k", how="K Dh D <- (K Dh) D"),
         Entry(tensor="blk.{i}.attn_v.weight", leaf="layers.{i}.v", how="K Dh D <- (K Dh) D"),
@@ -65,7 +65,7 @@ def gemma3(file: GgufFile) -> GemmaConfig:
 def _build(settings: GgufSettings, *, pattern: int, theta: float, **changed: Any) -> GemmaConfig:
     """What both have. The last of ``pattern`` layers has no window."""
     heads, kv_heads, head_dim = settings.heads()
-    hidden, layers = settings.size("embedding_length"), settings.size("block_count")
+    hidden, layers = settings.size("embedding_length"), settings.layers("block_count")
     max_position = settings.size("context_length")
     window = settings.size("attention.sliding_window")
     settings.only("attention.sliding_window_pattern", pattern)

@@ -25,8 +25,8 @@ _NORMS = {
 
 KEY_MAP = KeyMap(
     entries=(
-        Entry(tensor="token_embd.weight", leaf="table.weight"),
-        Entry(tensor="position_embd.weight", leaf="places"),
+        Entry(tensor="token_embd.weight", leaf="token_embedding.weight"),
+        Entry(tensor="position_embd.weight", leaf="position_embedding"),
         *_QKV,
         *(
             Entry(tensor=f"{theirs}.{part}", leaf=f"{ours}.{part}")
@@ -62,7 +62,7 @@ def gpt2(file: GgufFile) -> Gpt2Config:
             "vocab_size": settings.vocab_size(),
             "hidden_size": hidden,
             "intermediate_size": settings.size("feed_forward_length"),
-            "num_layers": settings.size("block_count"),
+            "num_layers": settings.layers("block_count"),
             "num_heads": heads,
             "layer_norm_eps": settings.number("attention.layer_norm_epsilon"),
             "tie_embeddings": settings.tied,

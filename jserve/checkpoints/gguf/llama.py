@@ -28,7 +28,7 @@ def _attention(*, interleaved: bool) -> tuple[Entry, ...]:
 
 
 _OUTSIDE = (
-    Entry(tensor="token_embd.weight", leaf="embed.weight"),
+    Entry(tensor="token_embd.weight", leaf="token_embedding.weight"),
     Entry(tensor="blk.{i}.attn_norm.weight", leaf="layers.{i}.attn_norm"),
     Entry(tensor="blk.{i}.attn_output.weight", leaf="layers.{i}.o", how="D H Dh <- D (H Dh)"),
     Entry(tensor="blk.{i}.ffn_norm.weight", leaf="layers.{i}.mlp_norm"),
@@ -105,7 +105,7 @@ def phi3(file: GgufFile) -> LlamaConfig:
 
 def _experts(settings: GgufSettings) -> ExpertsConfig | None:
     settings.only("expert_weights_norm", True)
-    count, per_token = settings.size("expert_count"), settings.size("expert_used_count")
+    count, per_token = settings.experts("expert_count"), settings.size("expert_used_count")
     if not settings.has_problems and per_token > count:
         settings.wrong(f"{settings.prefix}expert_used_count is {per_token}, of {count} experts")
     return None if settings.has_problems else ExpertsConfig(count=count, per_token=per_token, normalize=True)
@@ -114,7 +114,7 @@ def _experts(settings: GgufSettings) -> ExpertsConfig | None:
 def _build(settings: GgufSettings, *, width: str = "feed_forward_length", **changed: Any) -> LlamaConfig:
     """What all have; ``changed`` are the fields of one."""
     heads, kv_heads, head_dim = settings.heads()
-    layers, max_position = settings.size("block_count"), settings.size("context_length")
+    layers, max_position = settings.layers("block_count"), settings.size("context_length")
     rotary_dim = settings.size("rope.dimension_count", head_dim)
     window = settings.get("attention.sliding_window", 0)
     window = settings.size("attention.sliding_window") if window != 0 else 0

@@ -11,7 +11,7 @@ import numpy as np
 from gguf import GGMLQuantizationType
 
 from jserve.checkpoints.arrays.key_map import KeyMap, plan_leaves
-from jserve.checkpoints.arrays.lazy import LazyArray
+from jserve.checkpoints.arrays.lazy import LazyArray, Region
 from jserve.checkpoints.checkpoint import Checkpoint, param_shapes
 from jserve.checkpoints.gguf import gemma, gpt2, llama
 from jserve.checkpoints.gguf.file import GgufFile, GgufTensor
@@ -114,13 +114,13 @@ def _tensors(file: GgufFile) -> dict[str, LazyArray]:
         known = ", ".join(kind.name for kind in sorted(READABLE))
         raise UnsupportedModel(f"{file.path} has tensors of type {found}; types that are read: {known}")
     return {
-        name: LazyArray.whole(tensor.shape, stored_dtype(tensor.kind), partial(_read, file, tensor))
+        name: LazyArray(shape=tensor.shape, dtype=stored_dtype(tensor.kind), read_region=partial(_read, file, tensor))
         for name, tensor in file.tensors.items()
     }
 
 
-def _read(file: GgufFile, tensor: GgufTensor) -> np.ndarray:
-    values = read_tensor(file, tensor)
+def _read(file: GgufFile, tensor: GgufTensor, region: Region) -> np.ndarray:
+    values = read_tensor(file, tensor, region[0])[(slice(None), *region[1:])]
     if not np.isfinite(values.astype(np.float32, copy=False)).all():
         raise CheckpointError(
             f"{file.path}: tensor {tensor.name} holds values that are not finite numbers",

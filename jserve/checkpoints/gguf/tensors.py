@@ -34,21 +34,32 @@ def stored_dtype(kind: GGMLQuantizationType) -> np.dtype:
     return _PLAIN.get(kind, np.dtype(np.float32))
 
 
-def read_tensor(file: GgufFile, tensor: GgufTensor) -> np.ndarray:
-    """The tensor's values, ``tensor.shape`` in ``stored_dtype(tensor.kind)``. Its kind must be in READABLE."""
-    dtype = stored_dtype(tensor.kind)
-    if tensor.kind in _PLAIN:
-        return file.read(tensor, 0, tensor.nbytes).view(dtype).reshape(tensor.shape)
+def read_tensor(file: GgufFile, tensor: GgufTensor, rows: slice = slice(None)) -> np.ndarray:
+    """The tensor's values, ``tensor.shape`` in ``stored_dtype(tensor.kind)``. Its kind must be in READABLE.
+
+    ``rows``, without a step: only these entries of the first axis; no more of the file is read, but of a tensor with
+    one axis.
+    """
+    if len(tensor.shape) == 1:
+        return _read_rows(file, tensor, 0, 1)[0][rows]
+    first, stop, _ = rows.indices(tensor.shape[0])
+    count, inner = max(0, stop - first), math.prod(tensor.shape[1:-1])
+    return _read_rows(file, tensor, first * inner, count * inner).reshape(count, *tensor.shape[1:])
+
+
+def _read_rows(file: GgufFile, tensor: GgufTensor, first: int, count: int) -> np.ndarray:
+    """``count`` rows, which are whole blocks that lie one after the other, of the last axis: ``[count, columns]``."""
+    dtype, columns = stored_dtype(tensor.kind), tensor.shape[-1]
     block, block_bytes = GGML_QUANT_SIZES[tensor.kind]
-    columns = tensor.shape[-1]
-    rows = math.prod(tensor.shape[:-1])
     row_bytes = columns // block * block_bytes
+    if tensor.kind in _PLAIN:
+        return file.read(tensor, first * row_bytes, count * row_bytes).view(dtype).reshape(count, columns)
     step = max(1, _CHUNK_ELEMENTS // columns)
-    out = np.empty((rows, columns), dtype)
+    out = np.empty((count, columns), dtype)
     # Damaged scales overflow to infinity and infinities give NaN; whoever stores the values looks for both.
     with np.errstate(all="ignore"):
-        for first in range(0, rows, step):
-            n = min(step, rows - first)
-            raw = file.read(tensor, first * row_bytes, n * row_bytes).reshape(n, row_bytes)
-            out[first : first + n] = dequantize(raw, tensor.kind)
-    return out.reshape(tensor.shape)
+        for done in range(0, count, step):
+            n = min(step, count - done)
+            raw = file.read(tensor, (first + done) * row_bytes, n * row_bytes).reshape(n, row_bytes)
+            out[done : done + n] = dequantize(raw, tensor.kind)
+    return out

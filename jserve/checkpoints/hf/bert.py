@@ -57,7 +57,7 @@ def bert(values: Mapping[str, Any]) -> BertConfig:
         "vocab_size": settings.size("vocab_size"),
         "hidden_size": settings.size("hidden_size"),
         "intermediate_size": settings.size("intermediate_size"),
-        "num_layers": settings.size("num_hidden_layers"),
+        "num_layers": settings.layers("num_hidden_layers"),
         "num_heads": settings.size("num_attention_heads"),
         "max_position": settings.size("max_position_embeddings"),
         "type_vocab_size": settings.size("type_vocab_size"),

@@ -21,7 +21,7 @@ __all__ = ["KEY_MAP", "gemma2", "gemma3", "gemma3_text"]
 _LAYER = "layers.{i}."
 KEY_MAP = KeyMap(
     entries=(
-        Entry(tensor="embed_tokens.weight", leaf="table.weight"),
+        Entry(tensor="embed_tokens.weight", leaf="token_embedding.weight"),
         Entry(tensor=_LAYER + "input_layernorm.weight", leaf="layers.{i}.attn_norm"),
         Entry(tensor=_LAYER + "self_attn.q_proj.weight", leaf="layers.{i}.q", how="H Dh D <- (H Dh) D"),
         Entry(tensor=_LAYER + "self_attn.k_proj.weight", leaf="layers.{i}.k", how="K Dh D <- (K Dh) D"),
@@ -90,7 +90,7 @@ def _fields(settings: Settings, *, vocab_size: int, max_position: int, pattern: 
     for name in ("hidden_act", "hidden_activation"):
         settings.only(name, "gelu_pytorch_tanh")
     settings.only("tie_word_embeddings", True)
-    layers = settings.size("num_hidden_layers")
+    layers = settings.layers("num_hidden_layers")
     window = settings.size("sliding_window", 4096)
     pattern = settings.size("sliding_window_pattern", settings.size("_sliding_window_pattern", pattern))
     windows = by_layer(settings, window, layers)

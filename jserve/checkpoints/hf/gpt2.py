@@ -35,8 +35,8 @@ _NORMS = tuple(
 
 KEY_MAP = KeyMap(
     entries=(
-        Entry(tensor="wte.weight", leaf="table.weight"),
-        Entry(tensor="wpe.weight", leaf="places"),
+        Entry(tensor="wte.weight", leaf="token_embedding.weight"),
+        Entry(tensor="wpe.weight", leaf="position_embedding"),
         *_QKV,
         *_NORMS,
         Entry(tensor=_ATTN + "c_proj.weight", leaf="layers.{i}.o", how="D H Dh <- (H Dh) D"),
@@ -68,7 +68,7 @@ def gpt2(values: Mapping[str, Any]) -> Gpt2Config:
             "vocab_size": settings.size("vocab_size"),
             "hidden_size": hidden,
             "intermediate_size": settings.size("n_inner", 4 * hidden),
-            "num_layers": settings.size("n_layer"),
+            "num_layers": settings.layers("n_layer"),
             "num_heads": settings.size("n_head"),
             "layer_norm_eps": settings.number("layer_norm_epsilon", 1e-5),
             "max_position": settings.size("n_positions"),

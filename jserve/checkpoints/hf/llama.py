@@ -34,7 +34,7 @@ _ATTN, _MLP = "model.layers.{i}.self_attn.", "model.layers.{i}.mlp."
 _IGNORED = ("*lm_head.weight", "*.rotary_emb.inv_freq")
 """A tied head may be written out too; old files keep what rotation follows from."""
 _OUTSIDE = (
-    Entry(tensor="model.embed_tokens.weight", leaf="embed.weight"),
+    Entry(tensor="model.embed_tokens.weight", leaf="token_embedding.weight"),
     Entry(tensor="model.layers.{i}.input_layernorm.weight", leaf="layers.{i}.attn_norm"),
     Entry(tensor=_ATTN + "o_proj.weight", leaf="layers.{i}.o", how="D H Dh <- D (H Dh)"),
     Entry(tensor="model.layers.{i}.post_attention_layernorm.weight", leaf="layers.{i}.mlp_norm"),
@@ -134,7 +134,7 @@ def mixtral(values: Mapping[str, Any]) -> LlamaConfig:
     settings = HfSettings(values)
     fields = _fields(settings, eps=1e-5, theta=1e6)
     fields["windows"] = everywhere(_window(settings, fields), fields["num_layers"])
-    count = settings.size("num_local_experts", settings.get("num_experts", 8))
+    count = settings.experts("num_local_experts", settings.get("num_experts", 8))
     per_token = settings.size("num_experts_per_tok", 2)
     settings.finish()
     fields["experts"] = ExpertsConfig(count=count, per_token=per_token, normalize=True)
@@ -152,7 +152,7 @@ def qwen3_moe(values: Mapping[str, Any]) -> LlamaConfig:
         settings.get(unused)
     fields = _fields(settings, width="moe_intermediate_size")
     settings.get("intermediate_size")
-    count = settings.size("num_local_experts", settings.get("num_experts", 128))
+    count = settings.experts("num_local_experts", settings.get("num_experts", 128))
     per_token = settings.size("num_experts_per_tok", 8)
     normalize = settings.flag("norm_topk_prob", default=False)
     settings.finish()
@@ -179,7 +179,7 @@ def _fields(
         "vocab_size": settings.size("vocab_size"),
         "hidden_size": hidden,
         "intermediate_size": settings.size(width),
-        "num_layers": settings.size("num_hidden_layers"),
+        "num_layers": settings.layers("num_hidden_layers"),
         "num_heads": heads,
         "num_kv_heads": settings.size("num_key_value_heads", heads),
         "head_dim": head_dim,

@@ -42,6 +42,9 @@ def read_rope(settings: Settings, *, head_dim: int, max_position: int, default_t
         else:
             found.get("original_max_position_embeddings")  # as transformers: the one outside wins
         scaling = scaling_inside(found, max_position=max_position, original=original)
+    if fraction > 1.0:
+        settings.miss("partial_rotary_factor", fraction, "a number above 0, and at most 1")
+        fraction = 1.0
     for unused in (part for part in (new, old) if part is not None and part is not found):
         if unused.values:
             settings.wrong("rope_parameters and rope_scaling are both there; one is wanted")

@@ -200,6 +200,9 @@ class VectorEngine(EngineThread):
         except Exception:  # one text's listener must not end the others
             log.exception("the sink of request %s failed", text.request_id)
 
+    def _abandon(self) -> None:
+        self._end_all(None)
+
     def _end_all(self, failure: str | None) -> None:
         """Answer every text that lives: cancelled, or with an error after a ``failure``."""
         with self._wake:

@@ -85,3 +85,12 @@ def test_every_problem_is_named_at_once():
         "  l.0.new [1]: no tensor of such files holds it",
         "  tensor extra [2, 2] float32 belongs to no parameter",
     ]
+
+
+def test_looking_for_problems_ends_somewhere():
+    """Settings of a few bytes may want more experts than anybody has time for."""
+    key_map = KeyMap(entries=(Entry(tensor="e.{i}.{e}", leaf="l.{i}.e"),))
+    with pytest.raises(
+        CheckpointError, match=r"\n  l\.0\.e: .* in tensor e\.0\.0, it is missing\n(.*\n)+  and at least"
+    ):
+        plan_leaves(key_map, {}, {("l", "0", "e"): (1 << 60, 3)}, where="folder")

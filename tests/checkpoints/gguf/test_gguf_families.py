@@ -87,7 +87,7 @@ def test_a_table_that_is_there_twice_is_a_head(tmp_path):
     write_gguf(tmp_path / "t.gguf", known, {**tensors, "output.weight": tensors["token_embd.weight"]})
     _, found, leaves = load(tmp_path / "t.gguf")
     assert not found.tie_embeddings
-    np.testing.assert_array_equal(leaves["head",], leaves["table", "weight"])
+    np.testing.assert_array_equal(leaves["head",], leaves["token_embedding", "weight"])
 
 
 @pytest.mark.parametrize(("case", "layers"), [("gemma2", 46), ("gemma3", 62)])
@@ -111,6 +111,7 @@ def test_yarn_sharpens_attention_by_its_factor(tmp_path):
     [
         ("gemma3", {"gemma3.attention.sliding_window": None}, (), CheckpointError, "sliding_window is missing"),
         ("gemma3", {"gemma3.attn_logit_softcapping": 5.0}, (), UnsupportedModel, r"attn_logit_softcapping = 5\.0"),
+        ("gemma2", {"gemma2.block_count": 2_000_000_000}, (), CheckpointError, "block_count is 2000000000; it must be"),
         ("gemma2", {"gemma2.attention.sliding_window_pattern": 3}, (), UnsupportedModel, r"pattern = 3 \(built: 2\)"),
         ("gpt2", {"gpt2.attention.layer_norm_epsilon": None}, (), CheckpointError, "layer_norm_epsilon is missing"),
         ("phi3_longrope", {"phi3.rope.scaling.attn_factor": None}, (), CheckpointError, "attn_factor is missing"),

@@ -192,6 +192,11 @@ def test_what_is_not_built_is_refused_by_name(tmp_path, metadata, words):
         ({"llama.rope.freq_base": float("nan")}, r"llama\.rope\.freq_base is nan; it must be a number above 0"),
         ({"llama.vocab_size": 7}, r"llama\.vocab_size is 7"),
         ({"llama.expert_count": 8}, r"llama\.expert_used_count is missing"),
+        ({"llama.block_count": 2_000_000_000}, r"block_count is 2000000000; it must be a whole number from 1 to 1024"),
+        (
+            {"llama.expert_count": 4097, "llama.expert_used_count": 2},
+            r"expert_count is 4097; it must be a whole number from 1 to 4096",
+        ),
         ({"llama.expert_count": 8, "llama.expert_used_count": 9}, r"expert_used_count is 9, of 8 experts"),
         ({"llama.rope.scaling.type": "longrope"}, r"longrope, and there are no tensors rope_factors_long\.weight"),
         (

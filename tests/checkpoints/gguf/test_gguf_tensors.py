@@ -123,6 +123,27 @@ def test_plain_types_are_kept_as_they_are(tmp_path, kind, dtype):
     np.testing.assert_array_equal(read.view(np.uint8), values.view(np.uint8))
 
 
+@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_K"])
+@pytest.mark.parametrize("shape", [(256,), (6, 256), (3, 5, 256)])
+def test_no_more_is_read_than_the_rows_asked_for(tmp_path, monkeypatch, kind, shape):
+    monkeypatch.setattr(tensors, "_CHUNK_ELEMENTS", 600)
+    values = RNG.normal(size=shape).astype(np.float16)
+    if kind != "F16":
+        block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+        scales = (0, 2) if kind == "Q4_K" else (0,)
+        values = blocks(kind, values.size // block, 1, scales=scales).reshape(*shape[:-1], shape[-1] // block * size)
+    write_gguf(tmp_path / "r.gguf", {"general.architecture": "llama"}, {"t": (kind, values)})
+    with GgufFile(tmp_path / "r.gguf") as file:
+        tensor, read, taken = file.tensors["t"], file.read, []
+        whole = read_tensor(file, tensor)
+        monkeypatch.setattr(file, "read", lambda *asked: taken.append(asked[2]) or read(*asked))
+        for rows in (slice(0, 1), slice(1, 3), slice(2, None), slice(2, 2)):
+            taken.clear()
+            np.testing.assert_array_equal(read_tensor(file, tensor, rows), whole[rows])
+            if len(shape) > 1:
+                assert sum(taken) == tensor.nbytes // shape[0] * len(range(shape[0])[rows])
+
+
 def test_the_types_that_are_read():
     assert {kind.name for kind in READABLE} == {
         "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",

@@ -18,6 +18,7 @@ from jserve.errors import CheckpointError, SourceError, UnsupportedModel
 from jserve.models.bert import BertConfig
 from jserve.models.pooling import Pooling
 from jserve.progress import SILENT
+from jserve.serving.embed_texts import TextPreparer
 
 TINY = Path(__file__).parents[2] / "oracle" / "data" / "tiny_bert"
 MEAN = Pooling(how="mean", normalize=True)
@@ -211,8 +212,7 @@ def test_there_and_back_by_orbax(folder, tmp_path, pooling):
         assert other.leaves.keys() == one.leaves.keys()
         for path, leaf in one.leaves.items():
             np.testing.assert_array_equal(other.leaves[path].read(), leaf.read())
-        text = "the quick brown fox"
-        cut = other.tokenizer.encode_whole(text, max_length=6)
-        assert cut == one.tokenizer.encode_whole(text, max_length=6)
+        theirs, ours = (TextPreparer(c.tokenizer, max_tokens=6, lowercase=False) for c in (other, one))
+        assert theirs.prepare(["the quick brown fox"]) == ours.prepare(["the quick brown fox"])
     settings = json.loads((tmp_path / "back" / "tokenizer_config.json").read_text())
     assert settings["pad_token"] == "[PAD]"

@@ -303,6 +303,59 @@ def test_everything_malformed_is_named_at_once(changed, words):
     assert error.type is CheckpointError
 
 
+HUGE = 2_000_000_000
+LONG = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1e300] * 4}
+
+
+@pytest.mark.parametrize("kind", sorted({*HF_FAMILIES} - {"gemma3"}))
+def test_nothing_is_made_for_layers_that_no_model_has(kind):
+    """A few bytes of a file must not cost memory."""
+    values = {**LLAMA, "model_type": kind, "num_hidden_layers": HUGE, "n_layer": HUGE, "sliding_window": 16}
+    with pytest.raises(CheckpointError, match=r"(num_hidden_layers|n_layer) is 2000000000; it must .* from 1 to 1024"):
+        hf_family(values).config(values)
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
+def test_experts_that_no_model_has(kind):
+    with pytest.raises(CheckpointError, match=r"num_local_experts is 4097; it must be a whole number from 1 to 4096"):
+        read(model_type=kind, moe_intermediate_size=8, num_local_experts=4097)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (
+            {"rope_theta": 1, "rope_scaling": {"type": "yarn", "factor": 2.0}},
+            "rope_theta 1.0, stretched by yarn scalin",
+        ),
+        ({"rope_theta": 1e-30}, "rope_theta 1e-30 gives 8 rotary dimensions no finite angles"),
+        ({"rope_theta": 1e300}, r"rope_theta is 1e\+300; allowed are 1.18e-38 to 3.4e\+38"),
+        ({"rope_theta": 10**400}, "rope_theta is 1000.* it must be a number above 0"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 1e300}}, r"factor of rope scaling is 1e\+300"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 1e38}}, "max_position is 2147483648"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 2.0, "beta_fast": 1e300}},
+            r"beta_fast of rope scaling is 1e\+300",
+        ),
+        ({"rope_scaling": {"type": "linear", "factor": 1e-300}}, r"factor of rope scaling is 1e-300"),
+        ({"rope_scaling": LONG}, r"a factor of longrope scaling is 1e\+300"),
+        ({"partial_rotary_factor": 1e308, "model_type": "phi3"}, r"partial_rotary_factor is 1e\+308; .* at most 1"),
+        ({"rms_norm_eps": 1e300}, r"rms_norm_eps is 1e\+300; allowed are"),
+    ],
+)
+def test_numbers_that_cannot_be_computed_with(changed, words):
+    """In words, not as an error of arithmetic."""
+    with pytest.raises(CheckpointError, match=words):
+        read(**changed)
+
+
+@pytest.mark.parametrize("name", ["query_pre_attn_scalar", "rope_local_base_freq", "final_logit_softcapping"])
+@pytest.mark.parametrize("value", [1e-300, 1e300])
+def test_numbers_of_a_gemma_that_cannot_be_computed_with(name, value):
+    with pytest.raises(UnsupportedModel, match=r"; allowed are 1\.18e-38 to"):
+        hf_family(GEMMA3).config({**GEMMA3, name: value})
+
+
 def tensors_of(case):
     found = json.loads((DATA / f"{case}.json").read_text())
     tensors = {name: np.zeros(shape, np.float32) for name, shape in found["shapes"].items()}

@@ -80,7 +80,7 @@ def test_a_config_of_another_size_is_damage_and_all_is_shown_besides(tmp_path, c
     assert main(["inspect", str(tmp_path / "ck")]) == 4
     out = capsys.readouterr().out
     assert "error JS-CKP-01: " in out
-    assert "embed.weight: wanted [20, 8] in tensor model.embed_tokens.weight, found [16, 8]" in out
+    assert "token_embedding.weight: wanted [20, 8] in tensor model.embed_tokens.weight, found [16, 8]" in out
     assert "model.layers.0-2.mlp.down_proj.kernel" in out
 
 

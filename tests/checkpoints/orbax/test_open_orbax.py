@@ -176,16 +176,14 @@ def test_every_array_without_a_place_is_named(tmp_path):
 def test_other_sizes_than_config_json_says(tmp_path):
     save_standard(described(tmp_path, LLAMA | {"vocab_size": 20}) / "ck", flax_names(WEIGHTS["llama"]))
     with pytest.raises(
-        CheckpointError, match=r"embed.weight: wanted \[20, 8\] in tensor model.embed_tokens.weight, found"
+        CheckpointError, match=r"token_embedding.weight: wanted \[20, 8\] in tensor model.embed_tokens.weight, found"
     ):
         open_(tmp_path / "ck")
 
 
 def test_a_tree_that_nobody_knows(tmp_path):
     save_standard(described(tmp_path, LLAMA) / "ck", {"params": {"a": {"b": np.ones(2)}, "c": np.ones(3)}})
-    with pytest.raises(
-        UnsupportedModel, match=r"is no tree that is known: jserve's own llama \(embed.weight, "
-    ) as error:
+    with pytest.raises(UnsupportedModel, match=r"is no tree that is known: jserve's own llama \(head, layers") as error:
         open_(tmp_path / "ck")
     assert error.value.fix == ("serve it with a module of your own: jserve serve package.module:Class --checkpoint DIR")
 
@@ -227,7 +225,7 @@ def test_what_stands_beside(tmp_path):
     assert checkpoint.chat_template == "{{ messages }}"
     assert str(checkpoint.path).endswith("4/default")
     (tmp_path / "run" / "config.json").write_text(json.dumps(LLAMA))
-    with pytest.raises(CheckpointError, match=r"embed\.weight: wanted \[16, 8\] .* found \[258, 8\]"):
+    with pytest.raises(CheckpointError, match=r"token_embedding\.weight: wanted \[16, 8\] .* found \[258, 8\]"):
         open_(tmp_path / "run" / "checkpoints")
 
 

@@ -267,6 +267,29 @@ def test_a_sink_that_fails_harms_nobody(engine, caplog):
     assert "the sink of request broken failed" in caplog.text
 
 
+def test_closing_a_device_that_hangs_ends_every_text(store, monkeypatch):
+    monkeypatch.setattr("jserve.engine.thread._CLOSE_S", 0.1)
+    engine = make_encoder(store)
+    fetch, hangs, back = engine._executor.fetch, threading.Event(), threading.Event()
+
+    def hang(running):
+        hangs.set()
+        back.wait(60)
+        return fetch(running)
+
+    monkeypatch.setattr(engine._executor, "fetch", hang)
+    listener = Listener(2)
+    for name in ("running", "waiting"):
+        engine.submit(TextRequest(request_id=name, token_ids=(1, 2, 3)), listener.sink(name))
+        assert hangs.wait(60)
+    engine.close()
+    assert listener.over.wait(10)
+    assert {type(encoded.error) for encoded in listener.heard.values()} == {Cancelled}
+    back.set()
+    engine._thread.join(60)  # A device that comes back after all answers nobody twice: the listener checks.
+    assert engine.fault is None
+
+
 def test_close_ends_what_waits(store):
     engine = make_encoder(store)
     let_go = held(engine)
