@@ -61,11 +61,8 @@ def open_hf(folder: Path, *, source: str) -> Checkpoint:
 
 def _text(folder: Path, kind: HfFamily) -> HfText | None:
     """What the folder says about text; None where it has no tokenizer."""
-    for path in sorted(folder.iterdir()):
-        if path.is_symlink() and path.suffix in TEXT_SUFFIXES:
-            resolve_member(folder, path.name)
-    if has_tokenizer(folder):
-        return read_hf_tokenizer(folder, of_encoder=kind.is_encoder)
+    if has_tokenizer(folder, member=resolve_member):
+        return read_hf_tokenizer(folder, of_encoder=kind.is_encoder, member=resolve_member)
     if kind.is_encoder:
         raise CheckpointError(
             f"{folder} has no tokenizer.json; an encoder's tokenizer is read from there and from no other file",

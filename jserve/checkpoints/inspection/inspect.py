@@ -219,7 +219,7 @@ def text_facts(
             tokenizer,
             has_template=text is not None and text.chat_template is not None,
             eos_ids=() if tokenizer is None else tokenizer.eos_ids,
-            where=f"put into {folder if place is None else place}",
+            where=f"put into {folder if place is None else place if place.is_dir() else place.parent}",
         ),
     }
 

@@ -18,7 +18,8 @@ from jserve.checkpoints.hf.families import hf_model
 from jserve.checkpoints.hf.files import read_json
 from jserve.checkpoints.hf.generation import GENERATION_NAME, named_ends, read_sampling
 from jserve.checkpoints.manifest import MANIFEST_NAME
-from jserve.checkpoints.orbax.layout import ITEMS, is_step_name
+from jserve.checkpoints.orbax.layout import ITEMS
+from jserve.checkpoints.orbax.step_names import is_step_name
 from jserve.checkpoints.sources.names import resolve_member
 from jserve.errors import CheckpointError
 from jserve.models.config import ModelConfig
@@ -118,10 +119,12 @@ def read_described(where: Sequence[Path]) -> Described | None:
 def read_text(where: Sequence[Path], *, of_encoder: bool = False) -> tuple[HfText, Path] | None:
     """The nearest tokenizer with what it says about chats, and its folder; None where there is none.
 
-    Raises as ``read_hf_tokenizer`` does.
+    Raises as ``read_hf_tokenizer`` does, and SourceError for links out of that folder.
     """
-    place = next((place for place in where if has_tokenizer(place)), None)
-    return None if place is None else (read_hf_tokenizer(place, of_encoder=of_encoder), place)
+    place = next((place for place in where if has_tokenizer(place, member=resolve_member)), None)
+    if place is None:
+        return None
+    return read_hf_tokenizer(place, of_encoder=of_encoder, member=resolve_member), place
 
 
 def read_ends(where: Sequence[Path], described: Described) -> tuple[int, ...]:

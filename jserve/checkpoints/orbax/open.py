@@ -22,10 +22,11 @@ from jserve.checkpoints.orbax.beside import (
     read_text,
 )
 from jserve.checkpoints.orbax.known_trees import recognise
-from jserve.checkpoints.orbax.layout import ITEMS, is_step_name
+from jserve.checkpoints.orbax.layout import ITEMS
 from jserve.checkpoints.orbax.peel import fit_tree, holds, peel
 from jserve.checkpoints.orbax.read import Kvstore
 from jserve.checkpoints.orbax.saved import Saved, open_saved
+from jserve.checkpoints.orbax.step_names import is_step_name
 from jserve.errors import UnsupportedModel
 from jserve.progress import SILENT, Progress
 

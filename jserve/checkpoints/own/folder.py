@@ -18,11 +18,12 @@ from jserve.checkpoints.arrays.tree import flatten
 from jserve.checkpoints.orbax.beside import places, read_text
 from jserve.checkpoints.orbax.peel import fit_tree
 from jserve.checkpoints.orbax.saved import Saved, open_saved
+from jserve.checkpoints.sources.names import resolve_member
 from jserve.checkpoints.sources.nearby import instead
 from jserve.checkpoints.sources.uri import StoreSource, parse_store
 from jserve.errors import CheckpointError, ConfigError, SourceError
 from jserve.progress import SILENT, Progress
-from jserve.text.from_hf import HfText, read_hf_tokenizer
+from jserve.text.from_hf import HfText, is_vocabulary, read_hf_tokenizer
 
 if TYPE_CHECKING:
     from jserve.checkpoints.sources.store.mirror import Mirror
@@ -100,21 +101,26 @@ def _open_in_store(source: StoreSource, progress: Progress) -> OwnArrays:
 
 
 def read_own_text(tokenizer: Path | str | None, where: Sequence[Path] = ()) -> tuple[HfText | None, Path | None]:
-    """The tokenizer that ``tokenizer`` (a folder, or a file in one) names, else the nearest of ``where``; its folder.
+    """The tokenizer that ``tokenizer`` names, else the nearest of ``where``; and the folder or the file that it is in.
 
-    Raises SourceError where a tokenizer was named that is not there, else as ``read_hf_tokenizer`` does.
+    ``tokenizer`` is a folder, or a vocabulary's file: a .json of ``tokenizers``, a .model of SentencePiece, or
+    ``vocab.json``, with the settings beside it. Raises SourceError where what was named is none or is not there, and
+    for links out of its folder, else as ``read_hf_tokenizer`` does.
     """
     if tokenizer is None:
         return read_text(where) or (None, None)
     path = Path(tokenizer).expanduser()
-    folder = path if path.is_dir() else path.parent
-    found = read_text([folder]) if path.exists() else None
-    if found is None:
-        raise SourceError(
-            f"{path} is no tokenizer: looked for tokenizer.json, tokenizer.model and vocab.json with merges.txt",
-            fix="give the folder that the tokenizer was saved to",
-        )
-    return found
+    if path.is_file() and is_vocabulary(path.name):
+        return read_hf_tokenizer(path.parent, vocabulary=path.name, member=resolve_member), path
+    found = read_text([path]) if path.is_dir() else None
+    if found is not None:
+        return found
+    if path.is_dir():
+        wrong = "looked for tokenizer.json, tokenizer.model and vocab.json with merges.txt"
+    else:
+        wrong = "files that are read are a .json of tokenizers and a .model of SentencePiece"
+        wrong = wrong if path.exists() else "it does not exist"
+    raise SourceError(f"{path} is no tokenizer: {wrong}", fix="give the folder that the tokenizer was saved to")
 
 
 def read_object_text(tokenizer: Any) -> HfText:

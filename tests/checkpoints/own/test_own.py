@@ -27,6 +27,7 @@ from jserve.testing.tokenizer import ByteTokenizer
 
 CONFIG = {"width": 8, "inner": {"heads": 1}}
 SMALL = {"max_num_seqs": 1, "max_num_tokens": 8, "num_pages": 8, "program_store": False, "progress": SILENT}
+PIECES = (Path(__file__).parents[2] / "oracle" / "data" / "spm_llama.model").read_bytes()
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
@@ -249,10 +250,25 @@ def test_a_tokenizer_is_named_by_its_folder_or_its_file(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<eos>"}}))
     for path in (tmp_path, tmp_path / "tokenizer.json"):
         text, folder = read_own_text(path)
-        assert (text.tokenizer.eos_ids, text.tokenizer.vocab_size, folder) == ((257,), 258, tmp_path)
+        assert (text.tokenizer.eos_ids, text.tokenizer.vocab_size, folder) == ((257,), 258, path)
     for path in (tmp_path / "nowhere.json", tmp_path / "nowhere" / "tokenizer.json"):
-        with pytest.raises(SourceError, match=r"nowhere.* is no tokenizer: looked for tokenizer\.json"):
+        with pytest.raises(SourceError, match=r"nowhere.* is no tokenizer: it does not exist"):
             read_own_text(path)
+
+
+def test_the_very_file_that_is_named_is_the_tokenizer(tmp_path):
+    (tmp_path / "tokenizer.json").write_text(ByteTokenizer().to_json())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<eos>"}))
+    (tmp_path / "v2.json").write_text(ByteTokenizer().to_json().replace("<bos>", "<two>"))
+    assert read_own_text(tmp_path / "v2.json")[0].tokenizer.backend.token_to_id("<two>") == 256
+    (tmp_path / "pieces").mkdir()
+    (tmp_path / "pieces" / "v3.model").write_bytes(PIECES)
+    text, path = read_own_text(tmp_path / "pieces" / "v3.model")
+    assert (text.tokenizer.backend.id_to_token(0), path) == ("<unk>", tmp_path / "pieces" / "v3.model")
+    (tmp_path / "README.md").write_text("hello")
+    for name in ("README.md", "tokenizer_config.json"):
+        with pytest.raises(SourceError, match=rf"{name} is no tokenizer: files that are read are a \.json of"):
+            read_own_text(tmp_path / name)
 
 
 def test_the_template_and_the_sampling_beside_a_checkpoint_count(folder):
