@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jserve.checkpoints.arrays.key_map import Entry, KeyMap, Leaves
 from jserve.checkpoints.arrays.lazy import LazyArray
+from jserve.checkpoints.arrays.tree import is_number
 
 __all__ = ["plan_tensors"]
 
@@ -14,7 +15,7 @@ def plan_tensors(key_map: KeyMap, leaves: Leaves) -> dict[str, LazyArray]:
     ``key_map`` must hold every parameter. Names get the first of its prefixes. What is outside the layers comes first,
     then layer after layer. Parts of one tensor, and layers that lie in one, must have one dtype.
     """
-    layers = sorted({int(part) for path in leaves for part in path if part.isdigit()})
+    layers = sorted({int(part) for path in leaves for part in path if is_number(part)})
     prefix = key_map.prefixes[0]
     tensors: dict[str, LazyArray] = {}
     for layer in [None, *layers]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from jserve.checkpoints.arrays.lazy import LazyArray
+from jserve.checkpoints.arrays.tree import is_number
 from jserve.errors import CheckpointError
 
 __all__ = ["Entry", "KeyMap", "Leaves", "Path", "plan_leaves", "raise_all"]
@@ -146,7 +147,7 @@ class _Planner:
         self._map = key_map
         self._tensors = key_map.named_anew(tensors)
         self._wanted = wanted
-        self._num_layers = 1 + max((int(part) for path in wanted for part in path if part.isdigit()), default=-1)
+        self._num_layers = 1 + max((int(part) for path in wanted for part in path if is_number(part)), default=-1)
         self._prefix = next((p for p in key_map.prefixes if self._present(p)), key_map.prefixes[0])
         self._used: set[str] = set()
         self.wrong: list[str] = []
@@ -162,8 +163,8 @@ class _Planner:
         return any(_named(prefix + e.tensor, layer=0, expert=0) in self._tensors for e in self._map.entries)
 
     def _leaf(self, path: Path, shape: tuple[int, ...]) -> LazyArray | None:
-        layer = int(next((part for part in path if part.isdigit()), 0))
-        leaf = ".".join("{i}" if part.isdigit() else part for part in path)
+        layer = int(next((part for part in path if is_number(part)), 0))
+        leaf = ".".join("{i}" if is_number(part) else part for part in path)
         entry = self._map.by_leaf.get(leaf)
         if entry is None:
             self.wrong.append(f"{'.'.join(path)} {list(shape)}: no tensor of such files holds it")
@@ -193,7 +194,7 @@ class _Planner:
 
     def _share(self, path: Path, entry: Entry, axis: int) -> tuple[int, int]:
         """Where the part of ``entry`` starts on the axis that it shares, and the axis's length."""
-        layer = next((part for part in path if part.isdigit()), "")
+        layer = next((part for part in path if is_number(part)), "")
         start = length = 0
         for other in self._map.entries:
             shape = self._wanted.get(tuple(other.leaf.replace("{i}", layer).split(".")))

@@ -86,7 +86,7 @@ def read_tensor_file(path: Path) -> TensorFile:
             for name, raw in msgspec.json.decode(header, type=dict[str, msgspec.Raw]).items()
             if name != _METADATA
         }
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return _broken(path, f"has a damaged header: {error}")
     begin = 8 + length
     problems = list(_problems(entries, size, begin))

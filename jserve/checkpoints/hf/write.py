@@ -17,7 +17,7 @@ from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.checkpoint import Checkpoint
 from jserve.checkpoints.hf.config_json import config_json
 from jserve.checkpoints.hf.families import hf_family
-from jserve.checkpoints.hf.folder import CONFIG_NAME
+from jserve.checkpoints.hf.files import CONFIG_NAME
 from jserve.checkpoints.hf.generation import GENERATION_NAME
 from jserve.checkpoints.hf.safetensors import write_tensor_file
 from jserve.checkpoints.hf.sentence_transformer import encoder_files

@@ -28,7 +28,7 @@ from jserve.checkpoints.inspection.report import (
 )
 from jserve.checkpoints.inspection.stored import Stored, stored
 from jserve.checkpoints.manifest import MANIFEST_NAME, Manifest, read_manifest
-from jserve.checkpoints.orbax.beside import CONFIG_NAME, find_beside, places, read_beside_sampling, read_text
+from jserve.checkpoints.orbax.beside import find_description, places, read_beside_sampling, read_text
 from jserve.checkpoints.orbax.peel import peel
 from jserve.checkpoints.orbax.resembles import resembles
 from jserve.checkpoints.orbax.saved import Saved
@@ -81,7 +81,7 @@ def saved_facts(saved: Saved, num_layers: int | None = None) -> dict[str, Any]:
     """Of what Orbax or Flax saved: steps, items, how layers lie and whose names those are."""
     layout, params = saved.layout, peel(saved.tree).params
     where = places(layout.folder, layout.arrays)
-    config = find_beside(where, CONFIG_NAME) or find_beside(where, MANIFEST_NAME)
+    config = find_description(where)
     steps = None
     if layout.step is not None:
         steps = StepsReport(

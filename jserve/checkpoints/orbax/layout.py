@@ -135,7 +135,9 @@ def _find(folder: Path) -> list[Layout]:
             names = tuple(layout.step or "" for layout in layouts)
             prefix = one_prefix(folder, names)
             passed_over = tuple(
-                step for step in unfinished if is_step_name(_final(step.name)) or step_prefix(_final(step.name)) == prefix
+                step
+                for step in unfinished
+                if is_step_name(_final(step.name)) or step_prefix(_final(step.name)) == prefix
             )
             words = tuple(error.message for error in damaged)
             return [replace(layout, finished=names, unfinished=passed_over, damaged=words) for layout in layouts]

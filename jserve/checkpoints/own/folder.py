@@ -89,7 +89,7 @@ def open_arrays(checkpoint: str, *, progress: Progress = SILENT) -> OwnArrays:
 
 
 def _open_in_store(source: StoreSource, progress: Progress) -> OwnArrays:
-    from jserve.checkpoints.sources.store.whole import fetch_checkpoint
+    from jserve.checkpoints.sources.store.copies import fetch_checkpoint
 
     found = fetch_checkpoint(source, progress=progress)
     if isinstance(found, Path):

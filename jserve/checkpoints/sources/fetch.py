@@ -61,7 +61,7 @@ def fetch(source: Source, *, progress: Progress) -> LocalFile | LocalFolder:
 
             return local(fetch_from_hub(source, progress=progress))
         case StoreSource():
-            from jserve.checkpoints.sources.store.whole import fetch_from_store
+            from jserve.checkpoints.sources.store.copies import fetch_from_store
 
             return fetch_from_store(source, progress=progress)
         case ClassSource(target=target):
