@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -75,10 +76,13 @@ class _Source:
     """Of an encoder."""
 
 
-def load(config: ServeConfig, *, progress: Progress = SILENT, model: ModelParts | None = None) -> Loaded:
+def load(
+    config: ServeConfig, *, progress: Progress = SILENT, model: ModelParts | None = None, tokenizer: Any = None
+) -> Loaded:
     """Everything from a config to a ready engine. Raises StartError in words.
 
-    ``model`` takes the place of ``config.model``. ``progress`` hears of downloads, conversions and compilations.
+    ``model`` takes the place of ``config.model``, and ``tokenizer`` (a path or an object, as in ``ModelParts``) that of
+    ``config.tokenizer``. ``progress`` hears of downloads, conversions and compilations.
     """
     try:
         spec = MeshSpec.parse(config.mesh)
@@ -93,7 +97,7 @@ def load(config: ServeConfig, *, progress: Progress = SILENT, model: ModelParts 
         raise DeviceError(
             f"JAX finds no device: {error}", fix="JAX_PLATFORMS=cpu, or the gpu or tpu extra of jserve"
         ) from None
-    source = _find(config, mesh, progress) if model is None else _from_parts(model, config, progress)
+    source = _find(config, tokenizer, mesh, progress) if model is None else _from_parts(model, config, progress)
     try:
         shardings = param_shardings(source.state, mesh)
     except ValueError as error:
@@ -188,19 +192,20 @@ def _make_cpu_devices(count: int) -> None:
             jax.config.update("jax_num_cpu_devices", count)
 
 
-def _find(config: ServeConfig, mesh: Mesh, progress: Progress) -> _Source:
+def _find(config: ServeConfig, tokenizer: Any, mesh: Mesh, progress: Progress) -> _Source:
     source = parse_source(config.model)
+    tokenizer = config.tokenizer if tokenizer is None else tokenizer
     if isinstance(source, ClassSource):
         own = open_own(
             source.target,
             checkpoint=config.checkpoint,
-            tokenizer=config.tokenizer,
+            tokenizer=tokenizer,
             dtype=_asked_dtype(config),
             default_dtype=_auto_dtype(mesh),
             progress=progress,
         )
         return _own_source(own)
-    _refuse_own_settings(config, f"MODEL is {config.model}, which has its own", fix="leave them out")
+    _refuse_own_settings(config, tokenizer, f"MODEL is {config.model}, which has its own", fix="leave them out")
     return _from_checkpoint(config, mesh, progress)
 
 
@@ -248,7 +253,9 @@ def _defaults(
 
 
 def _from_parts(parts: ModelParts, config: ServeConfig, progress: Progress) -> _Source:
-    _refuse_own_settings(config, "the model is a module from Python", fix="LLM(module, params, tokenizer)")
+    _refuse_own_settings(
+        config, config.tokenizer, "the model is a module from Python", fix="LLM(module, params, tokenizer)"
+    )
     return _own_source(own_from_parts(parts, dtype=_asked_dtype(config), progress=progress))
 
 
@@ -278,8 +285,12 @@ def _own_source(own: OwnModel) -> _Source:
     )
 
 
-def _refuse_own_settings(config: ServeConfig, model: str, *, fix: str) -> None:
-    given = [f"{name} {value}" for name in ("checkpoint", "tokenizer") if (value := getattr(config, name)) is not None]
+def _refuse_own_settings(config: ServeConfig, tokenizer: Any, model: str, *, fix: str) -> None:
+    """``checkpoint`` and ``tokenizer`` are of models by the name of their class only."""
+    if tokenizer is not None and not isinstance(tokenizer, str | os.PathLike):
+        tokenizer = type(tokenizer).__name__
+    settings = {"checkpoint": config.checkpoint, "tokenizer": tokenizer}
+    given = [f"{name} {value}" for name, value in settings.items() if value is not None]
     if given:
         raise ConfigError(f"{', '.join(given)}: for a MODEL of the form package.module:Class; {model}", fix=fix)
 

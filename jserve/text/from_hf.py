@@ -11,7 +11,8 @@ import tokenizers
 from tokenizers import models
 
 from jserve.errors import CheckpointError, UnsupportedModel
-from jserve.text.hf_files import MAX_SETTINGS_BYTES, MAX_VOCABULARY_BYTES, HfFiles, Member, shown
+from jserve.shown import shown
+from jserve.text.hf_files import MAX_SETTINGS_BYTES, MAX_VOCABULARY_BYTES, HfFiles, Member
 from jserve.text.hf_tokens import add_declared_tokens, end_ids, named_token
 from jserve.text.pre_tokenizers import PRE_TOKENIZERS
 from jserve.text.sentencepiece import build_backend

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 from jserve.errors import CheckpointError
+from jserve.shown import shown
 
-__all__ = ["MAX_SETTINGS_BYTES", "MAX_VOCABULARY_BYTES", "HfFiles", "Member", "shown"]
+__all__ = ["MAX_SETTINGS_BYTES", "MAX_VOCABULARY_BYTES", "HfFiles", "Member"]
 
 Member: TypeAlias = Callable[[Path, str], Path]
 """A folder and a file's name in it -> the file's path. It may refuse one that is a link out of the folder."""
@@ -95,9 +96,3 @@ class HfFiles:
             self.note(name, f"{entry} is {shown(value)}; it must be true or false")
             return default
         return value
-
-
-def shown(value: Any) -> str:
-    """A value for an error message, short whatever it is."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -29,7 +29,7 @@ class Unresolved:
 
 
 class WithoutSelf:
-    def __init__():  # noqa: N805
+    def __init__():
         pass
 
 

@@ -64,6 +64,8 @@ class Fitted:
     leaves: Leaves
     root: Path
     """Where in the tree they lie."""
+    stored: frozenset[Path]
+    """The arrays of the checkpoint that they are."""
     stacked_axis: int | None
     """The axis that layers are stacked on; None where each has arrays of its own."""
 
@@ -115,7 +117,12 @@ def fit_tree(
         )
     leaves = best.leaves()
     raise_all(f"{where} does not fit the model:", [*best.wrong, *best.left_over(set(ignored))])
-    return Fitted(leaves=leaves, root=best.naming.root, stacked_axis=best.stacked_axis)
+    return Fitted(
+        leaves=leaves,
+        root=best.naming.root,
+        stored=frozenset(best.found.values()),
+        stacked_axis=best.stacked_axis,
+    )
 
 
 def holds(tree: Mapping[Path, LazyArray], wanted: Mapping[Path, tuple[int, ...]]) -> bool:

@@ -17,8 +17,8 @@ import tensorstore as ts
 from jserve.checkpoints.arrays.key_map import Path, raise_all
 from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.orbax.array import CONTEXT, COPY_FIX, StoredArray, raise_store_failure, reason
-from jserve.checkpoints.orbax.msgpack import read_msgpack
 from jserve.checkpoints.orbax.lost_files import broken_database, broken_folders
+from jserve.checkpoints.orbax.msgpack import read_msgpack
 from jserve.checkpoints.sources.names import member_path, resolve_member
 from jserve.errors import CheckpointError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -11,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
-from jserve.checkpoints.arrays.key_map import Leaves
 from jserve.checkpoints.arrays.key_map import Path as LeafPath
-from jserve.checkpoints.arrays.place import place
+from jserve.checkpoints.arrays.place import compare, place
 from jserve.checkpoints.arrays.tree import flatten
 from jserve.checkpoints.orbax.beside import places, read_text
-from jserve.checkpoints.orbax.peel import fit_tree
+from jserve.checkpoints.orbax.peel import Fitted, fit_tree
 from jserve.checkpoints.orbax.saved import Saved, open_saved
 from jserve.checkpoints.sources.names import resolve_member
 from jserve.checkpoints.sources.nearby import instead
@@ -47,17 +47,19 @@ class OwnArrays:
         """As users write it: the folder, or the URI."""
         return str(self.folder if self.mirror is None else self.mirror.source)
 
-    def fit(self, wanted: Any, *, ignored: Collection[LeafPath] = ()) -> Leaves:
+    def fit(self, wanted: Any, *, ignored: Collection[LeafPath] = ()) -> Fitted:
         """The array of each leaf of ``wanted`` (a pure dict of ShapeDtypeStructs), not read yet.
 
         ``ignored`` are leaves that may be there besides. Raises CheckpointError that lists every leaf that is missing,
-        left over or of another shape.
+        left over, of another shape or of another kind of dtype.
         """
-        saved = self.saved
-        shapes = {path: tuple(leaf.shape) for path, leaf in flatten(wanted).items()}
+        saved, asked = self.saved, flatten(wanted)
+        shapes = {path: tuple(leaf.shape) for path, leaf in asked.items()}
         where = str(saved.layout.arrays)
         with self.in_words():
-            return fit_tree(saved.tree, shapes, where=where, ignored=ignored, custom=saved.custom).leaves
+            fitted = fit_tree(saved.tree, shapes, where=where, ignored=ignored, custom=saved.custom)
+            compare(fitted.leaves, asked, where=where)
+            return fitted
 
     def restore(self, wanted: Any, *, ignored: Collection[LeafPath] = ()) -> dict[Any, Any]:
         """The arrays as ``wanted``, whose leaves have shardings, asks for them. Raises as ``fit`` does.
@@ -65,7 +67,7 @@ class OwnArrays:
         Each goes straight to its devices, in the dtype asked for.
         """
         with self.in_words():
-            return place(self.fit(wanted, ignored=ignored), wanted, where=str(self.saved.layout.arrays))
+            return place(self.fit(wanted, ignored=ignored).leaves, wanted, where=str(self.saved.layout.arrays))
 
     def in_words(self) -> AbstractContextManager[None]:
         """Errors that are raised inside name the files as users do."""
@@ -100,7 +102,9 @@ def _open_in_store(source: StoreSource, progress: Progress) -> OwnArrays:
     return OwnArrays(folder=found.folder, saved=saved, where=places(found.folder, saved.layout.arrays), mirror=found)
 
 
-def read_own_text(tokenizer: Path | str | None, where: Sequence[Path] = ()) -> tuple[HfText | None, Path | None]:
+def read_own_text(
+    tokenizer: os.PathLike[str] | str | None, where: Sequence[Path] = ()
+) -> tuple[HfText | None, Path | None]:
     """The tokenizer that ``tokenizer`` names, else the nearest of ``where``; and the folder or the file that it is in.
 
     ``tokenizer`` is a folder, or a vocabulary's file: a .json of ``tokenizers``, a .model of SentencePiece, or
