@@ -59,7 +59,7 @@ class LLM:
         progress: Progress | None = None,
         **settings: Any,
     ) -> None:
-        """``LLM("path, URI or package.module:Class")``, or ``LLM(module, params, tokenizer)``, or the three as one tuple.
+        """``LLM("path, URI or package.module:Class")``, or ``LLM(module, params, tokenizer)``, also as one tuple.
 
         module:    A Flax NNX or Linen module that keeps the contract (see ``jserve.models.contract``).
         params:    A pure dict, an ``nnx.State`` or Linen's variables. None takes those that the module holds.

@@ -169,7 +169,8 @@ def trace_layer_caches(graphdef: Any, params: Any) -> tuple[list[LayerCache], in
         if is_whole(model):
             record.at = _ANY
             return model(tokens, step.positions, step.attend)
-        absent = [name for name in ("num_layers", *METHODS) if not hasattr(model, name)]
+        absent = [name for name in METHODS if not callable(getattr(model, name, None))]
+        absent = absent if hasattr(model, "num_layers") else ["num_layers", *absent]
         if absent:
             raise UnsupportedModel(
                 f"{type(model).__name__} has no {', '.join(absent)}, nor __call__(tokens, positions, attend)"

@@ -12,9 +12,9 @@ __all__ = ["plan_tensors"]
 def plan_tensors(key_map: KeyMap, leaves: Leaves) -> dict[str, LazyArray]:
     """The tensors, by name, that ``plan_leaves`` makes ``leaves`` of; nothing is read.
 
-    ``key_map`` must hold every parameter as it is, with nothing ``interleaved`` or added (``plus``). Names get the first
-    of its prefixes. What is outside the layers comes first, then layer after layer. Parts of one tensor, and layers that
-    lie in one, must have one dtype.
+    ``key_map`` must hold every parameter as it is, with nothing ``interleaved`` or added (``plus``). Names get the
+    first of its prefixes. What is outside the layers comes first, then layer after layer. Parts of one tensor, and
+    layers that lie in one, must have one dtype.
     """
     layers = sorted({int(part) for path in leaves for part in path if is_number(part)})
     prefix = key_map.prefixes[0]
