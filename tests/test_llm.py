@@ -160,7 +160,7 @@ def test_parameters_that_do_not_fit_are_named(parts, monkeypatch):
     module, params, tokenizer = parts
     cut = {**params, "norm": params["norm"][:3], "extra": params["norm"]}
     monkeypatch.setattr(jserve.load.decoder, "build_engine", None)  # nothing is compiled before it is said
-    with pytest.raises(ConfigError, match=r"norm: given \(3,\), wanted \(\d+,\); extra: not of this module"):
+    with pytest.raises(ConfigError, match=r"norm: wanted \[32\], found \[3\]\n  extra \[32\] is not of this model"):
         LLM((module, cut, tokenizer))
 
 

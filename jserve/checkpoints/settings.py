@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.models.config import MAX_EXPERTS, MAX_LAYERS, ModelConfig
+from jserve.shown import shown
 
-__all__ = ["Settings", "short"]
+__all__ = ["Settings"]
 
 C = TypeVar("C", bound=ModelConfig)
 
@@ -88,7 +89,7 @@ class Settings:
         """A setting that may be absent, or have one of the values that are built."""
         value = self.get(key)
         if value is not None and not any(type(value) is type(one) and value == one for one in built):
-            self.unsupported(f"{self.prefix}{key} = {short(value)} (built: {', '.join(map(short, built))})")
+            self.unsupported(f"{self.prefix}{key} = {shown(value)} (built: {', '.join(map(shown, built))})")
 
     def inside(self, key: str) -> Settings | None:
         """The settings under ``key``, if there are any; they are finished with these."""
@@ -110,7 +111,7 @@ class Settings:
 
     def miss(self, key: str, value: Any, wanted: str) -> None:
         """``key`` is not ``wanted``: the file is malformed."""
-        what = "is missing" if value is None else f"is {short(value)}"
+        what = "is missing" if value is None else f"is {shown(value)}"
         self.wrong(f"{self.prefix}{key} {what}; it must be {wanted}")
 
     def wrong(self, what: str) -> None:
@@ -129,7 +130,7 @@ class Settings:
         """Raise CheckpointError with everything that is malformed, or UnsupportedModel with all that is not built."""
         self.check()
         unread = [
-            f"{part.prefix}{key} = {short(value)}"
+            f"{part.prefix}{key} = {shown(value)}"
             for part in (self, *self._inside)
             for key, value in part.values.items()
             if key not in part._asked and not part.known(key, value)
@@ -152,12 +153,6 @@ class Settings:
             return kind(**fields)
         except UnsupportedModel as error:
             raise UnsupportedModel(f"{self.where}: {error.message}", fix=error.fix) from None
-
-
-def short(value: Any) -> str:
-    """``value`` as text that fits a message."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _is_whole(value: Any) -> bool:

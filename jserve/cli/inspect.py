@@ -37,7 +37,7 @@ class Options:
     """What Orbax or Flax saved a package.module:Class model to: a folder, or its gs:// or s3:// URI. Default: none;
     --check then makes up parameters."""
     tokenizer: str | None = None
-    """tokenizer.json of a package.module:Class model. Default: the one in the checkpoint's folder or above it."""
+    """Folder, .json or .model of a package.module:Class model's tokenizer. Default: beside its checkpoint or above."""
     json: Flag = False
     """Print one JSON object."""
 

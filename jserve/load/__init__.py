@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 from flax import nnx
 
@@ -22,13 +24,16 @@ from sharding import param_shardings
 __all__ = ["Loaded", "ModelParts", "load"]
 
 
-def load(config: ServeConfig, *, progress: Progress = SILENT, model: ModelParts | None = None) -> Loaded:
+def load(
+    config: ServeConfig, *, progress: Progress = SILENT, model: ModelParts | None = None, tokenizer: Any = None
+) -> Loaded:
     """Everything from a config to a ready engine. Raises StartError in words.
 
-    ``model`` takes the place of ``config.model``. ``progress`` hears of downloads, conversions and compilations.
+    ``model`` takes the place of ``config.model``, and ``tokenizer`` (a path or an object, as in ``ModelParts``) that of
+    ``config.tokenizer``. ``progress`` hears of downloads, conversions and compilations.
     """
     spec, mesh = build_mesh(config.mesh)
-    source = find_source(config, mesh, model=model, progress=progress)
+    source = find_source(config, mesh, model=model, tokenizer=tokenizer, progress=progress)
     try:
         shardings = param_shardings(source.state, mesh)
     except ValueError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -46,22 +47,28 @@ class Source:
     """Of an encoder."""
 
 
-def find_source(config: ServeConfig, mesh: Mesh, *, model: ModelParts | None, progress: Progress) -> Source:
-    """``model``, or else what ``config.model`` names; no parameter's values are read. Raises StartError in words."""
+def find_source(
+    config: ServeConfig, mesh: Mesh, *, model: ModelParts | None, tokenizer: Any, progress: Progress
+) -> Source:
+    """``model``, or else what ``config.model`` names; no parameter's values are read. Raises StartError in words.
+
+    ``tokenizer`` (a path or an object, as in ``ModelParts``) takes the place of ``config.tokenizer``.
+    """
     if model is not None:
         return _from_parts(model, config, progress)
     source = parse_source(config.model)
+    tokenizer = config.tokenizer if tokenizer is None else tokenizer
     if isinstance(source, ClassSource):
         own = open_own(
             source.target,
             checkpoint=config.checkpoint,
-            tokenizer=config.tokenizer,
+            tokenizer=tokenizer,
             dtype=_asked_dtype(config),
             default_dtype=_auto_dtype(mesh),
             progress=progress,
         )
         return _own_source(own)
-    _refuse_own_settings(config, f"MODEL is {config.model}, which has its own", fix="leave them out")
+    _refuse_own_settings(config, tokenizer, f"MODEL is {config.model}, which has its own", fix="leave them out")
     return _from_checkpoint(config, mesh, progress)
 
 
@@ -109,7 +116,9 @@ def _defaults(
 
 
 def _from_parts(parts: ModelParts, config: ServeConfig, progress: Progress) -> Source:
-    _refuse_own_settings(config, "the model is a module from Python", fix="LLM(module, params, tokenizer)")
+    _refuse_own_settings(
+        config, config.tokenizer, "the model is a module from Python", fix="LLM(module, params, tokenizer)"
+    )
     return _own_source(own_from_parts(parts, dtype=_asked_dtype(config), progress=progress))
 
 
@@ -139,8 +148,12 @@ def _own_source(own: OwnModel) -> Source:
     )
 
 
-def _refuse_own_settings(config: ServeConfig, model: str, *, fix: str) -> None:
-    given = [f"{name} {value}" for name in ("checkpoint", "tokenizer") if (value := getattr(config, name)) is not None]
+def _refuse_own_settings(config: ServeConfig, tokenizer: Any, model: str, *, fix: str) -> None:
+    """``checkpoint`` and ``tokenizer`` are of models by the name of their class only."""
+    if tokenizer is not None and not isinstance(tokenizer, str | os.PathLike):
+        tokenizer = type(tokenizer).__name__
+    settings = {"checkpoint": config.checkpoint, "tokenizer": tokenizer}
+    given = [f"{name} {value}" for name, value in settings.items() if value is not None]
     if given:
         raise ConfigError(f"{', '.join(given)}: for a MODEL of the form package.module:Class; {model}", fix=fix)
 

@@ -36,14 +36,17 @@ def check_contract(module: Any, params: Any = None, *, vocab_size: int | None = 
     """
     try:
         served = nnx.merge(module, params) if isinstance(module, nnx.GraphDef) else for_serving(module)
-        length = length_of(served)
     except JserveError as error:
-        return [Finding(severity="error", where="module", what=error.message, fix=error.fix or "see the contract")]
+        return [_refusal(error)]
     graphdef, state = nnx.split(served)
     if params is not None and not isinstance(module, nnx.GraphDef):
         nnx.replace_by_pure_dict(state, params)
     findings, vocab = check_shapes(graphdef, state, vocab_size=vocab_size)
     findings += check_axes(state)
+    try:
+        length = length_of(served)
+    except JserveError as error:
+        return merged([_refusal(error), *findings])
     if length < 2:
         findings.append(Finding(severity="error", where="max_position", what=f"it is {length}", fix="2 or more tokens"))
     elif vocab is not None:
@@ -51,6 +54,10 @@ def check_contract(module: Any, params: Any = None, *, vocab_size: int | None = 
         with jax.default_matmul_precision("highest"):
             findings += _Behaviour(graphdef, values, vocab, length, random).findings()
     return merged(findings)
+
+
+def _refusal(error: JserveError) -> Finding:
+    return _error("module", error.message, error.fix or "see the contract")
 
 
 def _values(state: nnx.State) -> tuple[dict[Any, Any], bool]:

@@ -11,7 +11,7 @@ from flax import nnx
 from flax.nnx.tracers import TraceState
 from jax.errors import ConcretizationTypeError
 
-from jserve.models.contract import METHODS, is_whole
+from jserve.models.contract import METHODS, is_whole, only_decoders
 from jserve.models.finding import Finding
 from jserve.models.own import in_words
 from jserve.models.probe import Asked, MethodFailed, Notes, each_method, probe_step
@@ -55,7 +55,8 @@ def _missing(model: Any) -> Finding | None:
     return Finding(
         severity="error",
         where="module",
-        what=f"it has no {', '.join(absent)}, and no __call__(tokens, positions, attend) with just these parameters",
+        what=f"it has no {', '.join(absent)}, and no __call__(tokens, positions, attend) with just these parameters"
+        + only_decoders(absent),
         fix="embed(tokens, step), layer(i, x, step), logits(x) and num_layers; or one "
         "__call__(tokens, positions, attend)",
     )

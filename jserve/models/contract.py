@@ -28,7 +28,7 @@ all T rows of a step, where those of the three methods are computed for the rows
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -50,6 +50,7 @@ __all__ = [
     "WholeDecoder",
     "all_logits",
     "is_whole",
+    "only_decoders",
     "trace_layer_caches",
 ]
 
@@ -147,6 +148,13 @@ class LayerCache:
     dtype: DTypeLike
 
 
+def only_decoders(absent: Sequence[str]) -> str:
+    """What to add where a module has no ``absent``: a clause, if it looks like an encoder, else nothing."""
+    if list(absent) != ["logits"]:
+        return ""
+    return ", as encoders have none; of modules of one's own decoders only are served"
+
+
 def trace_layer_caches(graphdef: Any, params: Any) -> tuple[list[LayerCache], int]:
     """Run the model abstractly once; return each layer's cache needs and the width V of its logits.
 
@@ -161,11 +169,12 @@ def trace_layer_caches(graphdef: Any, params: Any) -> tuple[list[LayerCache], in
         if is_whole(model):
             record.at = _ANY
             return model(tokens, step.positions, step.attend)
-        absent = [name for name in ("num_layers", *METHODS) if not hasattr(model, name)]
+        absent = [name for name in METHODS if not callable(getattr(model, name, None))]
+        absent = absent if hasattr(model, "num_layers") else ["num_layers", *absent]
         if absent:
             raise UnsupportedModel(
-                f"{type(model).__name__} has no {', '.join(absent)}, nor __call__(tokens, positions, attend); "
-                "see jserve.models.contract"
+                f"{type(model).__name__} has no {', '.join(absent)}, nor __call__(tokens, positions, attend)"
+                f"{only_decoders(absent)}; see jserve.models.contract"
             )
         x = model.embed(tokens, step)
         for record.at in range(model.num_layers):

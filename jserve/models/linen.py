@@ -27,7 +27,7 @@ from jax import Array
 from jaxtyping import Float, Int32
 
 from jserve.errors import UnsupportedModel
-from jserve.models.contract import METHODS, Step, all_logits, is_whole
+from jserve.models.contract import METHODS, Step, all_logits, is_whole, only_decoders
 
 __all__ = ["LinenDecoder", "LinenWhole", "from_linen", "linen_params"]
 
@@ -108,24 +108,19 @@ def linen_params(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_names(module: nn.Module, *, whole: bool) -> None:
-    names = ["max_position"] if whole else ["num_layers", "max_position", *METHODS]
-    absent = [name for name in names if not hasattr(module, name) and not (name == "max_position" and _config(module))]
+    absent = [] if whole else [name for name in ("num_layers", *METHODS) if not hasattr(module, name)]
     if absent:
         raise UnsupportedModel(
-            f"the Linen module {type(module).__name__} has no {', '.join(absent)}",
+            f"the Linen module {type(module).__name__} has no {', '.join(absent)}{only_decoders(absent)}",
             fix="give it the fields (or properties) num_layers and max_position, its submodules in setup(), and the "
             "methods embed(tokens, step), layer(i, x, step) and logits(x); or the field max_position and one "
             "__call__(tokens, positions, attend), @nn.compact or not",
         )
 
 
-def _config(module: nn.Module) -> bool:
-    return hasattr(getattr(module, "config", None), "max_position")
-
-
-def _length(module: Any) -> int:
-    length: int = module.max_position if hasattr(module, "max_position") else module.config.max_position
-    return length
+def _length(module: Any) -> Any:
+    """None where the module does not say it: ``jserve.models.own.length_of`` refuses that."""
+    return getattr(module, "max_position", getattr(getattr(module, "config", None), "max_position", None))
 
 
 def _params(node: Any) -> Any:

@@ -13,7 +13,7 @@ from flax import nnx
 from jserve.errors import ConfigError, UnsupportedModel
 from jserve.models.linen import from_linen
 
-__all__ = ["for_serving", "in_words", "length_of", "random_leaves", "type_name"]
+__all__ = ["for_serving", "in_words", "length_if_known", "length_of", "random_leaves", "type_name"]
 
 
 def for_serving(module: Any) -> nnx.Module:
@@ -51,8 +51,8 @@ def random_leaves(module: Any) -> list[tuple[str, ...]]:
     return [tuple(map(str, path)) for path, _ in nnx.to_flat_state(random)]
 
 
-def length_of(module: Any) -> int:
-    """A module says how many tokens a sequence may have as ``max_position``, on itself or on its config."""
+def length_if_known(module: Any) -> int | None:
+    """As ``length_of``; None where the module does not say it."""
     config = getattr(module, "config", None)
     for length in (
         getattr(module, "max_position", None),
@@ -61,9 +61,20 @@ def length_of(module: Any) -> int:
     ):
         if isinstance(length, int):
             return length
-    raise ConfigError(
-        f"{type_name(module)} has no max_position, itself or in its config", fix="add one: an int, in tokens"
-    )
+    return None
+
+
+def length_of(module: Any) -> int:
+    """A module says how many tokens a sequence may have as ``max_position``, on itself or on its config.
+
+    Raises ConfigError where it does not.
+    """
+    length = length_if_known(module)
+    if length is None:
+        raise ConfigError(
+            f"{type_name(module)} has no max_position, itself or in its config", fix="add one: an int, in tokens"
+        )
+    return length
 
 
 def type_name(module: Any) -> str:

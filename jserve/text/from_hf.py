@@ -11,20 +11,30 @@ import tokenizers
 from tokenizers import models
 
 from jserve.errors import CheckpointError, UnsupportedModel
-from jserve.text.hf_files import MAX_SETTINGS_BYTES, MAX_VOCABULARY_BYTES, HfFiles, shown
+from jserve.shown import shown
+from jserve.text.hf_files import MAX_SETTINGS_BYTES, MAX_VOCABULARY_BYTES, HfFiles, Member
 from jserve.text.hf_tokens import add_declared_tokens, end_ids, named_token
 from jserve.text.pre_tokenizers import PRE_TOKENIZERS
 from jserve.text.sentencepiece import build_backend
 from jserve.text.sentencepiece_file import parse_sentencepiece
 from jserve.text.tokenizer import Tokenizer
 
-__all__ = ["HfText", "has_tokenizer", "read_hf_tokenizer"]
+__all__ = ["HfText", "has_tokenizer", "is_vocabulary", "read_hf_tokenizer"]
 
 CONFIG = "tokenizer_config.json"
 _JSON, _PIECES, _VOCAB, _MERGES = "tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt"
 _BYTE_LEVEL: Mapping[str, str] = {"GPT2Tokenizer": "gpt-2", "CodeGenTokenizer": "gpt-2", "Qwen2Tokenizer": "qwen2"}
 """``tokenizer_class``, without "Fast" at its end, to how text is cut."""
 _END = "<|endoftext|>"
+_SETTINGS = (
+    CONFIG,
+    "added_tokens.json",
+    "chat_template.json",
+    "config.json",
+    "generation_config.json",
+    "special_tokens_map.json",
+)
+"""Beside the vocabulary."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,41 +46,51 @@ class HfText:
     """The template's source."""
 
 
-def has_tokenizer(folder: Path) -> bool:
+def has_tokenizer(folder: Path, *, member: Member = Path.joinpath) -> bool:
     """Whether ``read_hf_tokenizer`` would find a vocabulary there."""
-    return _kind(HfFiles(folder)) is not None
+    return _found(HfFiles(folder, member)) is not None
 
 
-def read_hf_tokenizer(folder: Path, *, of_encoder: bool = False) -> HfText:
+def is_vocabulary(name: str) -> bool:
+    """Whether a file of this name can be the ``vocabulary`` of ``read_hf_tokenizer``."""
+    return name.endswith((".json", ".model")) and name not in _SETTINGS
+
+
+def read_hf_tokenizer(
+    folder: Path, *, vocabulary: str | None = None, of_encoder: bool = False, member: Member = Path.joinpath
+) -> HfText:
     """Read ``tokenizer.json``, else ``tokenizer.model``, else ``vocab.json`` with ``merges.txt``, and their settings.
 
+    ``vocabulary`` is the file to read instead: a .json of ``tokenizers``, a .model of SentencePiece, or ``vocab.json``.
     ``of_encoder``: texts may end with tokens of the tokenizer's own; a model that generates could not go on there.
+    ``member`` finds each file, and may refuse links.
     Raises CheckpointError that names every file and entry that is damaged or contradicts another, UnsupportedModel for
     what is not built.
     """
-    files = HfFiles(folder)
-    kind = _kind(files)
-    if kind is None:
+    files = HfFiles(folder, member)
+    file = vocabulary or _found(files)
+    if file is None:
         raise CheckpointError(
             f"{folder} has no tokenizer: none of {_JSON}, {_PIECES}, or {_VOCAB} with {_MERGES}",
             fix="copy the tokenizer's files into the folder",
         )
-    vocabulary = _vocabulary(files, kind)
-    backend = vocabulary.backend
-    add_declared_tokens(files, backend, in_raw_text=kind == _PIECES)
-    eos = end_ids(files, backend, own=vocabulary.eos_id)
-    bos = _bos_id(files, vocabulary)
+    is_pieces = file.endswith(".model")
+    read = _read_vocabulary(files, file)
+    backend = read.backend
+    add_declared_tokens(files, backend, in_raw_text=is_pieces)
+    eos = end_ids(files, backend, own=read.eos_id)
+    bos = _bos_id(files, read)
     prefix, suffix = _surroundings(backend)
     if len(prefix) > 1:
         raise UnsupportedModel(
             f"{folder}: the tokenizer puts {len(prefix)} tokens in front of a text; at most 1 is built"
         )
     if prefix and bos is not None and prefix[0] != bos:
-        files.note(kind, f"it puts token {prefix[0]} in front of a text, and {CONFIG} names {bos} as bos_token")
+        files.note(file, f"it puts token {prefix[0]} in front of a text, and {CONFIG} names {bos} as bos_token")
     add_bos = bool(prefix)
-    if kind != _JSON:
+    if is_pieces or file == _VOCAB:
         # Such a vocabulary has no rule of its own. SentencePiece's models are used with BOS where nothing is said.
-        add_bos = files.flag(CONFIG, "add_bos_token", default=kind == _PIECES and bos is not None)
+        add_bos = files.flag(CONFIG, "add_bos_token", default=is_pieces and bos is not None)
         if add_bos and bos is None:
             files.note(CONFIG, "add_bos_token is true, and there is no bos_token")
         if files.flag(CONFIG, "add_eos_token", default=False):
@@ -79,7 +99,7 @@ def read_hf_tokenizer(folder: Path, *, of_encoder: bool = False) -> HfText:
     files.finish()
     if suffix and not of_encoder:
         raise UnsupportedModel(
-            f"{folder / kind} puts {', '.join(map(str, map(backend.id_to_token, suffix)))} behind every text; prompts "
+            f"{folder / file} puts {', '.join(map(str, map(backend.id_to_token, suffix)))} behind every text; prompts "
             "that end so are not built",
             fix="take it out of the post_processor there, if the model is to go on behind a prompt",
         )
@@ -98,15 +118,15 @@ class _Vocabulary:
     eos_id: int | None = None
 
 
-def _vocabulary(files: HfFiles, kind: str) -> _Vocabulary:
+def _read_vocabulary(files: HfFiles, file: str) -> _Vocabulary:
     try:
-        if kind == _JSON:
-            return _Vocabulary(backend=_from_json(files))
-        return _from_sentencepiece(files) if kind == _PIECES else _Vocabulary(backend=_from_vocabulary(files))
+        if file.endswith(".model"):
+            return _from_sentencepiece(files, file)
+        return _Vocabulary(backend=_from_vocabulary(files) if file == _VOCAB else _from_json(files, file))
     except CheckpointError as error:
         if files.problems:  # Then it names its file already.
             raise
-        raise type(error)(f"{files.folder / kind}: {error.message}", fix=error.fix) from None
+        raise type(error)(f"{files.folder / file}: {error.message}", fix=error.fix) from None
 
 
 def _bos_id(files: HfFiles, vocabulary: _Vocabulary) -> int | None:
@@ -120,37 +140,37 @@ def _bos_id(files: HfFiles, vocabulary: _Vocabulary) -> int | None:
     return token_id
 
 
-def _kind(files: HfFiles) -> str | None:
-    """The file that the vocabulary is read from."""
+def _found(files: HfFiles) -> str | None:
+    """The file that the vocabulary is read from, where none is named."""
     for name in (_JSON, _PIECES):
         if files.has(name):
             return name
     return _VOCAB if files.has(_VOCAB) and files.has(_MERGES) else None
 
 
-def _from_json(files: HfFiles) -> tokenizers.Tokenizer:
-    text = files.text(_JSON, limit=MAX_VOCABULARY_BYTES)
+def _from_json(files: HfFiles, file: str) -> tokenizers.Tokenizer:
+    text = files.text(file, limit=MAX_VOCABULARY_BYTES)
     try:
         backend = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # The backend raises bare Exception for whatever it cannot read.
-        files.fail(_JSON, f"not a tokenizer: {error}")
+        files.fail(file, f"not a tokenizer: {error}")
     backend.no_truncation()
     backend.no_padding()
     # The backend gives added tokens ids without gaps, whatever the file says.
-    listed = files.parsed(_JSON, text).get("added_tokens")
+    listed = files.parsed(file, text).get("added_tokens")
     for token in listed if isinstance(listed, list) else []:
         content, token_id = token.get("content"), token.get("id")
         if (found := backend.token_to_id(content)) != token_id:
-            files.note(_JSON, f"added token {content!r} has the id {token_id}, and {found} in the vocabulary")
+            files.note(file, f"added token {content!r} has the id {token_id}, and {found} in the vocabulary")
     return backend
 
 
-def _from_sentencepiece(files: HfFiles) -> _Vocabulary:
+def _from_sentencepiece(files: HfFiles, file: str) -> _Vocabulary:
     # As transformers has it: "legacy" tokenizers put a space behind every special token.
     legacy = files.flag(CONFIG, "legacy", default=True)
-    data = files.read(_PIECES, limit=MAX_VOCABULARY_BYTES)
-    file = parse_sentencepiece(data, prefix="every_part" if legacy else "first_part")
-    return _Vocabulary(backend=build_backend(file.model), bos_id=file.bos_id, eos_id=file.eos_id)
+    data = files.read(file, limit=MAX_VOCABULARY_BYTES)
+    parsed = parse_sentencepiece(data, prefix="every_part" if legacy else "first_part")
+    return _Vocabulary(backend=build_backend(parsed.model), bos_id=parsed.bos_id, eos_id=parsed.eos_id)
 
 
 def _from_vocabulary(files: HfFiles) -> tokenizers.Tokenizer:

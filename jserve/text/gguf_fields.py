@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jserve.errors import CheckpointError, UnsupportedModel
+from jserve.shown import shown
 from jserve.text.sentencepiece import PieceKind
 
 __all__ = ["GgufFields"]
@@ -81,7 +82,4 @@ class GgufFields:
 
 
 def _shown(value: Any) -> str:
-    if value is None:
-        return "missing"
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return "missing" if value is None else shown(value)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from jserve.errors import CheckpointError
+from jserve.shown import shown
 
-__all__ = ["MAX_SETTINGS_BYTES", "MAX_VOCABULARY_BYTES", "HfFiles", "shown"]
+__all__ = ["MAX_SETTINGS_BYTES", "MAX_VOCABULARY_BYTES", "HfFiles", "Member"]
+
+Member: TypeAlias = Callable[[Path, str], Path]
+"""A folder and a file's name in it -> the file's path. It may refuse one that is a link out of the folder."""
 
 MAX_VOCABULARY_BYTES = 200_000_000
 MAX_SETTINGS_BYTES = 16_000_000
@@ -16,15 +21,19 @@ _MAX_LISTED = 20
 
 
 class HfFiles:
-    """Typed reads of one folder. A problem is noted, with its file and entry, and ``finish`` raises all at once."""
+    """Typed reads of one folder. A problem is noted, with its file and entry, and ``finish`` raises all at once.
 
-    def __init__(self, folder: Path) -> None:
+    Every file is found through ``member``, and what that raises goes through.
+    """
+
+    def __init__(self, folder: Path, member: Member = Path.joinpath) -> None:
         self.folder = folder
+        self._member = member
         self.problems: list[str] = []
         self._settings: dict[str, dict[str, Any]] = {}
 
     def has(self, name: str) -> bool:
-        return (self.folder / name).is_file()
+        return self._member(self.folder, name).is_file()
 
     def note(self, name: str, problem: str) -> None:
         self.problems.append(f"{name}: {problem}")
@@ -47,7 +56,7 @@ class HfFiles:
 
     def read(self, name: str, *, limit: int) -> bytes:
         """The bytes of a file that must be there, its size checked first."""
-        path = self.folder / name
+        path = self._member(self.folder, name)
         try:
             size = path.stat().st_size
             if size > limit:
@@ -87,9 +96,3 @@ class HfFiles:
             self.note(name, f"{entry} is {shown(value)}; it must be true or false")
             return default
         return value
-
-
-def shown(value: Any) -> str:
-    """A value for an error message, short whatever it is."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

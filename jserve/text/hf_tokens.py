@@ -9,7 +9,8 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
-from jserve.text.hf_files import HfFiles, shown
+from jserve.shown import shown
+from jserve.text.hf_files import HfFiles
 
 __all__ = ["add_declared_tokens", "configured_ends", "end_ids", "named_token"]
 

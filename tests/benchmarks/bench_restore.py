@@ -190,11 +190,11 @@ def _written(root: Path, name: str, config: dict[str, Any], axis: int | None) ->
 
 
 def _write(folder: Path, axis: int | None) -> None:
-    from jserve.checkpoints.hf.families import hf_family
+    from jserve.checkpoints.hf.families import HF_FAMILIES
     from jserve.models.registry import build_abstract, family
 
     config = json.loads((folder / "config.json").read_text())
-    found = hf_family(config)
+    found = HF_FAMILIES[config["model_type"]]
     _, state = build_abstract(family(found.family), found.config(config), jax.numpy.bfloat16)
     rng = np.random.default_rng(0)
     count, leaves = config["num_hidden_layers"], {}

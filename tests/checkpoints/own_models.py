@@ -61,6 +61,36 @@ def without_config(rngs):
     return MyModel(Config(width=4, inner=Inner(heads=1)), rngs=rngs)
 
 
+class Endless(MyModel):
+    """No length, and logits of another shape than the contract's."""
+
+    def __init__(self, rngs):
+        super().__init__(Config(width=4, inner=Inner(heads=1)), rngs=rngs)
+        self.config = self.config.inner
+        self.scale = self.config.scale
+
+    def layer(self, i, x, step):
+        q, k, v = jnp.split(self.qkv[i](x).reshape(x.shape[0], 3, -1), 3, axis=1)
+        return x + step.attend(i, q, k, v, scale=self.scale)[:, 0]
+
+    def logits(self, x):
+        return super().logits(x)[0]
+
+
+def without_length(rngs):
+    return Endless(rngs)
+
+
+class Encoder(MyModel):
+    """Hidden states, and no logits."""
+
+    logits = None
+
+
+def encoder(rngs):
+    return Encoder(Config(width=4, inner=Inner(heads=1)), rngs=rngs)
+
+
 def odd_config(config: int):
     raise NotImplementedError
 
@@ -135,6 +165,29 @@ class LinenLlama(nn.Module):
 
     def logits(self, x):
         return rms_norm(x, self.norm, self.config.rms_norm_eps) @ self.head.T
+
+
+class LinenEndless(nn.Module):
+    """No length, and no axes."""
+
+    num_layers: int = 1
+
+    def setup(self):
+        self.table = nn.Embed(16, 4)
+
+    def embed(self, tokens, step):
+        return self.table(tokens)
+
+    def layer(self, i, x, step):
+        q = x[:, None]
+        return x + step.attend(i, q, q, q, scale=1.0)[:, 0]
+
+    def logits(self, x):
+        return self.table.attend(x)
+
+
+def linen_without_length():
+    return LinenEndless()
 
 
 def linen_llama():

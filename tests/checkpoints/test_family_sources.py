@@ -16,7 +16,7 @@ from jserve.checkpoints.arrays.key_map import plan_leaves
 from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.arrays.tree import flatten, unflatten_like
 from jserve.checkpoints.convert import convert
-from jserve.checkpoints.hf.families import hf_family
+from jserve.checkpoints.hf.families import HF_FAMILIES
 from jserve.checkpoints.open import open_checkpoint
 from jserve.errors import CheckpointError
 from jserve.models.naive import naive_logits
@@ -124,7 +124,7 @@ def test_an_encoder_by_convert(tmp_path):
 def test_a_parameter_that_is_absent_is_never_made_up(case):
     """Whichever it is, the refusal names its tensor."""
     tiny = read_tiny(case)
-    kind = hf_family(tiny.config)
+    kind = HF_FAMILIES[tiny.config["model_type"]]
     _, state = build_abstract(family(kind.family), kind.config(tiny.config), np.float32)
     wanted = {path: tuple(leaf.shape) for path, leaf in flatten(state).items()}
     tensors = {
@@ -149,6 +149,6 @@ def test_scalings_in_their_old_spelling(case):
         if case == "phi3_longrope":
             old[key] = values.pop(key)
     old["rope_scaling"] = {"type": values.pop("rope_type"), **values}
-    kind = hf_family(config)
+    kind = HF_FAMILIES[config["model_type"]]
     assert kind.config(old) == kind.config(config)
     assert kind.config(old).rope_scaling is not None

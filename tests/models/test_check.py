@@ -495,7 +495,7 @@ class NoLinen(nn.Module):
 
 def test_a_linen_module_of_another_form_is_told_what_to_change():
     (found,) = check_contract(NoLinen())
-    assert found.what == "the Linen module NoLinen has no max_position, embed, layer, logits"
+    assert found.what == "the Linen module NoLinen has no embed, layer, logits"
     assert "__call__(tokens, positions, attend), @nn.compact or not" in found.fix
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jserve.checkpoints.arrays.key_map import Entry, KeyMap, Leaves
 from jserve.checkpoints.arrays.lazy import LazyArray
+from jserve.checkpoints.arrays.tree import is_number
 
 __all__ = ["plan_tensors"]
 
@@ -11,10 +12,11 @@ __all__ = ["plan_tensors"]
 def plan_tensors(key_map: KeyMap, leaves: Leaves) -> dict[str, LazyArray]:
     """The tensors, by name, that ``plan_leaves`` makes ``leaves`` of; nothing is read.
 
-    ``key_map`` must hold every parameter. Names get the first of its prefixes. What is outside the layers comes first,
-    then layer after layer. Parts of one tensor, and layers that lie in one, must have one dtype.
+    ``key_map`` must hold every parameter as it is, with nothing ``interleaved`` or added (``plus``). Names get the
+    first of its prefixes. What is outside the layers comes first, then layer after layer. Parts of one tensor, and
+    layers that lie in one, must have one dtype.
     """
-    layers = sorted({int(part) for path in leaves for part in path if part.isdigit()})
+    layers = sorted({int(part) for path in leaves for part in path if is_number(part)})
     prefix = key_map.prefixes[0]
     tensors: dict[str, LazyArray] = {}
     for layer in [None, *layers]:
@@ -46,10 +48,6 @@ def _stored(entry: Entry, leaf: LazyArray) -> list[LazyArray]:
 
 def _one(entry: Entry, array: LazyArray) -> LazyArray:
     ours, theirs = entry.axes
-    if entry.plus:
-        array = array.plus(-entry.plus)
-    if entry.interleaved:
-        array = array.unpaired(ours.index("Dh"))
     if entry.how:
         names = [name for group in theirs for name in group]
         if names != ours:

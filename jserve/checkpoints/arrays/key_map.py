@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from jserve.checkpoints.arrays.lazy import LazyArray
+from jserve.checkpoints.arrays.tree import is_number
 from jserve.errors import CheckpointError
 
 __all__ = ["Entry", "KeyMap", "Leaves", "Path", "plan_leaves", "raise_all"]
@@ -42,7 +43,7 @@ class Entry:
     """Path of the parameter, with dots and the same ``{i}``."""
     how: str = ""
     """Axes of the parameter and, behind an arrow, of the tensor: ``"D H Dh <- (H Dh) D"`` for a tensor whose rows are
-    heads times head_dim. Those of the tensor may include ``L``: it holds all layers. Empty: they are the same. Experts
+    heads times head_dim. Empty: they are the same. Experts
     of ``{e}`` are not written."""
     fused_axis: int | None = None
     """Entries that name the same tensor share this axis of it, their parts one after the other in the map's order."""
@@ -62,28 +63,24 @@ class Entry:
     def per_expert(self) -> bool:
         return "{e}" in self.tensor
 
-    def stored_shape(self, leaf_shape: Sequence[int], num_layers: int) -> tuple[int, ...]:
+    def stored_shape(self, leaf_shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of the (part of the) tensor that becomes a parameter of ``leaf_shape``."""
         shape = tuple(leaf_shape[1:] if self.per_expert else leaf_shape)
         ours, theirs = self.axes
         if not self.how:
             return shape
-        sizes = {**dict(zip(ours, shape, strict=True)), "L": num_layers}
+        sizes = dict(zip(ours, shape, strict=True))
         return tuple(math.prod(sizes[name] for name in group) for group in theirs)
 
-    def view(self, tensor: LazyArray, leaf_shape: Sequence[int], layer: int) -> LazyArray:
+    def view(self, tensor: LazyArray, leaf_shape: Sequence[int]) -> LazyArray:
         """``tensor``, of ``stored_shape``, as the parameter (of one expert, where there is a tensor for each)."""
         ours, theirs = self.axes
         if self.how:
             sizes = dict(zip(ours, leaf_shape[1:] if self.per_expert else leaf_shape, strict=True))
             names: list[str] = []
             for group in theirs:
-                axis = len(names)
-                if group == ["L"]:
-                    tensor = tensor.at(axis, layer)
-                    continue
                 if len(group) > 1:
-                    tensor = tensor.split(axis, [sizes[name] for name in group])
+                    tensor = tensor.split(len(names), [sizes[name] for name in group])
                 names += group
             if names != ours:
                 tensor = tensor.transposed([names.index(name) for name in ours])
@@ -160,7 +157,6 @@ class _Planner:
         self._map = key_map
         self._tensors = key_map.named_anew(tensors)
         self._wanted = wanted
-        self._num_layers = 1 + max((int(part) for path in wanted for part in path if part.isdigit()), default=-1)
         self._prefix = next((p for p in key_map.prefixes if self._present(p)), key_map.prefixes[0])
         self._used: set[str] = set()
         self.wrong: list[str] = []
@@ -181,8 +177,8 @@ class _Planner:
         return any(_named(prefix + e.tensor, layer=0, expert=0) in self._tensors for e in self._map.entries)
 
     def _leaf(self, path: Path, shape: tuple[int, ...]) -> LazyArray | None:
-        layer = int(next((part for part in path if part.isdigit()), 0))
-        leaf = ".".join("{i}" if part.isdigit() else part for part in path)
+        layer = int(next((part for part in path if is_number(part)), 0))
+        leaf = ".".join("{i}" if is_number(part) else part for part in path)
         entry = self._map.by_leaf.get(leaf)
         if entry is None:
             self._miss(f"{'.'.join(path)} {list(shape)}: no tensor of such files holds it")
@@ -195,7 +191,7 @@ class _Planner:
 
     def _one(self, path: Path, shape: tuple[int, ...], entry: Entry, layer: int, *, expert: int) -> LazyArray | None:
         name = _named(self._prefix + entry.tensor, layer=layer, expert=expert)
-        stored = part = entry.stored_shape(shape, self._num_layers)
+        stored = part = entry.stored_shape(shape)
         start, axis = 0, entry.fused_axis
         if axis is not None:
             start, length = self._share(path, entry, axis)
@@ -208,18 +204,18 @@ class _Planner:
             return None
         if axis is not None:
             tensor = tensor.part(axis, start, start + part[axis])
-        return entry.view(tensor, shape, layer)
+        return entry.view(tensor, shape)
 
     def _share(self, path: Path, entry: Entry, axis: int) -> tuple[int, int]:
         """Where the part of ``entry`` starts on the axis that it shares, and the axis's length."""
-        layer = next((part for part in path if part.isdigit()), "")
+        layer = next((part for part in path if is_number(part)), "")
         start = length = 0
         for other in self._map.entries:
             shape = self._wanted.get(tuple(other.leaf.replace("{i}", layer).split(".")))
             if other.tensor == entry.tensor and shape is not None:
                 if other is entry:
                     start = length
-                length += other.stored_shape(shape, self._num_layers)[axis]
+                length += other.stored_shape(shape)[axis]
         return start, length
 
 

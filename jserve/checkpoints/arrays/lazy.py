@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -61,6 +61,15 @@ class LazyArray:
         """An array that can only be read as a whole: a region of it costs all of it."""
         return cls(shape=tuple(shape), dtype=dtype, read_region=lambda region: read()[region])
 
+    @classmethod
+    def of(cls, array: Any) -> LazyArray:
+        """One that is in memory already: what is read of it is a copy."""
+        return cls(
+            shape=tuple(array.shape),
+            dtype=np.dtype(array.dtype),
+            read_region=lambda region: np.array(array[region]),
+        )
+
     @property
     def size(self) -> int:
         return math.prod(self.shape)
@@ -73,6 +82,17 @@ class LazyArray:
         """The values of ``region`` (None: all), in ``dtype``. Slices may leave start and stop open."""
         given = (slice(None),) * len(self.shape) if region is None else region
         return self.read_region(tuple(slice(*s.indices(n)[:2]) for s, n in zip(given, self.shape, strict=True)))
+
+    def pieces(self, nbytes: int) -> Iterator[np.ndarray]:
+        """All values in their order, some rows at a time: of at most ``nbytes``, unless one row has more."""
+        if not self.shape or self.nbytes <= nbytes:
+            yield self.read()
+            return
+        rows = max(1, nbytes // (self.nbytes // self.shape[0]))
+        source = self.source
+        with source.held() if source is not None and source.piece_nbytes > nbytes else nullcontext():
+            for first in range(0, self.shape[0], rows):
+                yield self.read((slice(first, first + rows), *(slice(None) for _ in self.shape[1:])))
 
     def transposed(self, axes: Sequence[int]) -> LazyArray:
         """As ``numpy.transpose``: axis j of the view is axis ``axes[j]``."""
@@ -154,17 +174,6 @@ class LazyArray:
             read_region=lambda region: self.read_region(region).astype(dtype) * dtype.type(number),
             source=self.source,
         )
-
-    def unpaired(self, axis: int) -> LazyArray:
-        """The inverse of ``paired``."""
-        half = self.shape[axis] // 2
-
-        def read(region: Region) -> np.ndarray:
-            box = self.read_region((*region[:axis], slice(0, 2 * half), *region[axis + 1 :]))
-            halves = box.reshape(*box.shape[:axis], 2, half, *box.shape[axis + 1 :])
-            return halves.swapaxes(axis, axis + 1).reshape(box.shape)[(slice(None),) * axis + (region[axis],)]
-
-        return self._view(self.shape, read)
 
     def plus(self, number: float) -> LazyArray:
         """Every value plus ``number``, in ``dtype``."""

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jserve.checkpoints.arrays.key_map import Leaves, Path
+from jserve.checkpoints.arrays.key_map import Leaves, Path, raise_all
 from jserve.checkpoints.arrays.lazy import LazyArray, Region, Source, aligned_empty
 from jserve.checkpoints.arrays.tree import flatten, unflatten_like
-from jserve.errors import CheckpointError
 
-__all__ = ["compare", "place"]
+__all__ = ["compare", "differences", "place"]
 
 _IN_FLIGHT_BYTES = 384 << 20
 """Host memory for parameters on their way, beyond what the devices hold where they are the host (a CPU's); more only
@@ -35,10 +35,11 @@ def place(leaves: Leaves, wanted: Any, *, where: str) -> dict[Any, Any]:
 
     ``wanted``: nested dicts (or nnx.State) of ShapeDtypeStruct; those without a sharding go to the first device. How
     the files were sharded does not matter. ``where`` names them in errors. Raises CheckpointError that lists every
-    leaf that is missing, left over or of another shape, and where files turn out to be damaged.
+    leaf that is missing, left over, of another shape or of another kind of dtype, and where files turn out to be
+    damaged.
     """
     asked = flatten(wanted)
-    compare(leaves, {path: tuple(leaf.shape) for path, leaf in asked.items()}, where=where)
+    compare(leaves, asked, where=where)
     first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     groups = _groups(leaves, asked)
     on_host = _on_host()
@@ -71,18 +72,30 @@ def _on_host() -> bool:
     return bool(jax.local_devices()[0].platform == "cpu")
 
 
-def compare(leaves: Leaves, wanted: Mapping[Path, tuple[int, ...]], *, where: str) -> None:
-    """Raise CheckpointError that lists every difference in names and shapes between a model and its arrays."""
+def compare(leaves: Leaves, wanted: Mapping[Path, Any], *, where: str) -> None:
+    """Raise CheckpointError that lists all ``differences``. ``where`` names the files."""
+    raise_all(f"{where} does not fit the model:", differences(leaves, wanted))
+
+
+def differences(leaves: Leaves, wanted: Mapping[Path, Any]) -> list[str]:
+    """Every difference in names, shapes and kinds of dtype between arrays and the leaves that a model wants, which
+    have a shape and a dtype. Of one kind are all floats, all integers, and booleans: others lose what they say."""
     wrong = []
-    for path, shape in wanted.items():
-        leaf = leaves.get(path)
+    for path, asked in wanted.items():
+        leaf, shape = leaves.get(path), tuple(asked.shape)
         if leaf is None:
             wrong.append(f"{'.'.join(path)} is missing: wanted {list(shape)}")
         elif leaf.shape != shape:
             wrong.append(f"{'.'.join(path)}: wanted {list(shape)}, found {list(leaf.shape)}")
-    wrong += [f"{'.'.join(p)} {list(leaves[p].shape)} is not of this model" for p in leaves if p not in wanted]
-    if wrong:
-        raise CheckpointError("\n  ".join([f"{where} does not fit the model:", *wrong]))
+        elif _kind(leaf.dtype) != _kind(asked.dtype):
+            wrong.append(f"{'.'.join(path)}: wanted {np.dtype(asked.dtype).name}, found {leaf.dtype.name}")
+    return wrong + [f"{'.'.join(p)} {list(leaves[p].shape)} is not of this model" for p in leaves if p not in wanted]
+
+
+def _kind(dtype: Any) -> str:
+    # jnp's test: numpy does not count bfloat16 among its floats.
+    kinds = (jnp.floating, jnp.integer, jnp.complexfloating)
+    return next((kind.__name__ for kind in kinds if jnp.issubdtype(dtype, kind)), np.dtype(dtype).name)
 
 
 @dataclass(frozen=True, kw_only=True)

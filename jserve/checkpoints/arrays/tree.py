@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["flatten", "main_dtype", "nest", "unflatten_like"]
+__all__ = ["flatten", "is_number", "main_dtype", "nest", "unflatten_like"]
+
+_MOST_DIGITS = 9
 
 
 def flatten(tree: Any) -> dict[tuple[str, ...], Any]:
@@ -25,6 +27,11 @@ def _collect(node: Any, path: tuple[str, ...], leaves: dict[tuple[str, ...], Any
             _collect(child, (*path, str(key)), leaves)
     else:
         leaves[path] = node
+
+
+def is_number(part: str) -> bool:
+    """Whether a part of a path counts layers, experts or the like: ``int`` reads it, and it is of a sane length."""
+    return part.isascii() and part.isdecimal() and len(part) <= _MOST_DIGITS
 
 
 def main_dtype(leaves: Iterable[Any]) -> str:

@@ -12,7 +12,7 @@ from jserve.checkpoints.hf import bert, gemma, gpt2, llama
 from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.models.config import ModelConfig
 
-__all__ = ["HF_FAMILIES", "HfFamily", "hf_family", "hf_model"]
+__all__ = ["HF_FAMILIES", "HfFamily", "hf_model"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,15 +43,6 @@ HF_FAMILIES: Mapping[str, HfFamily] = {
     "gemma3_text": HfFamily(family="gemma3", config=gemma.gemma3_text, key_map=gemma.KEY_MAP),
     "gpt2": HfFamily(family="gpt2", config=gpt2.gpt2, key_map=gpt2.KEY_MAP),
 }
-
-
-def hf_family(values: Mapping[str, Any]) -> HfFamily:
-    """The family of a config.json. Raises UnsupportedModel with the known ones."""
-    kind = values.get("model_type")
-    if not isinstance(kind, str) or kind not in HF_FAMILIES:
-        known = ", ".join(sorted(HF_FAMILIES))
-        raise UnsupportedModel(f"config.json has the model_type {kind!r}; read from Hugging Face folders: {known}")
-    return HF_FAMILIES[kind]
 
 
 def hf_model(path: Path, values: Mapping[str, Any]) -> tuple[HfFamily, ModelConfig]:

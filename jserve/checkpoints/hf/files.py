@@ -10,8 +10,10 @@ import msgspec
 from jserve.checkpoints.sources.names import resolve_member
 from jserve.errors import CheckpointError
 
-__all__ = ["read_json", "read_json_as"]
+__all__ = ["CONFIG_NAME", "read_json", "read_json_as"]
 
+CONFIG_NAME = "config.json"
+"""What a model is, in such a folder."""
 _MAX_JSON_BYTES = 16 << 20
 T = TypeVar("T")
 
@@ -37,5 +39,5 @@ def read_json_as(folder: Path, name: str, kind: type[T]) -> T | None:
         return None
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None

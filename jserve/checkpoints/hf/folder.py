@@ -11,7 +11,7 @@ from jserve.checkpoints.arrays.tree import main_dtype
 from jserve.checkpoints.checkpoint import Checkpoint, param_shapes
 from jserve.checkpoints.encoder import EncoderSettings
 from jserve.checkpoints.hf.families import HfFamily, hf_model
-from jserve.checkpoints.hf.files import read_json
+from jserve.checkpoints.hf.files import CONFIG_NAME, read_json
 from jserve.checkpoints.hf.generation import GENERATION_NAME, named_ends, read_sampling
 from jserve.checkpoints.hf.sentence_transformer import read_encoder_settings
 from jserve.checkpoints.hf.shards import open_tensors
@@ -20,9 +20,8 @@ from jserve.errors import CheckpointError
 from jserve.models.config import ModelConfig
 from jserve.text.from_hf import HfText, has_tokenizer, read_hf_tokenizer
 
-__all__ = ["CONFIG_NAME", "TEXT_SUFFIXES", "open_hf"]
+__all__ = ["TEXT_SUFFIXES", "open_hf"]
 
-CONFIG_NAME = "config.json"
 TEXT_SUFFIXES = (".json", ".jinja", ".model", ".txt")
 """Of the files that are read beside the weights."""
 
@@ -61,11 +60,8 @@ def open_hf(folder: Path, *, source: str) -> Checkpoint:
 
 def _text(folder: Path, kind: HfFamily) -> HfText | None:
     """What the folder says about text; None where it has no tokenizer."""
-    for path in sorted(folder.iterdir()):
-        if path.is_symlink() and path.suffix in TEXT_SUFFIXES:
-            resolve_member(folder, path.name)
-    if has_tokenizer(folder):
-        return read_hf_tokenizer(folder, of_encoder=kind.is_encoder)
+    if has_tokenizer(folder, member=resolve_member):
+        return read_hf_tokenizer(folder, of_encoder=kind.is_encoder, member=resolve_member)
     if kind.is_encoder:
         raise CheckpointError(
             f"{folder} has no tokenizer.json; an encoder's tokenizer is read from there and from no other file",

@@ -86,7 +86,7 @@ def read_tensor_file(path: Path) -> TensorFile:
             for name, raw in msgspec.json.decode(header, type=dict[str, msgspec.Raw]).items()
             if name != _METADATA
         }
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return _broken(path, f"has a damaged header: {error}")
     begin = 8 + length
     problems = list(_problems(entries, size, begin))
@@ -158,18 +158,8 @@ def write_tensor_file(path: Path, tensors: Mapping[str, LazyArray], *, progress:
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in names:
-            for piece in _pieces(tensors[name]):
+            for piece in tensors[name].pieces(_PIECE_BYTES):
                 file.write(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
                 progress.advance(piece.nbytes)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _pieces(tensor: LazyArray) -> Iterator[np.ndarray]:
-    """The values in their order, some rows at a time."""
-    if not tensor.shape or not tensor.nbytes:
-        yield tensor.read()
-        return
-    step = max(1, _PIECE_BYTES // max(1, tensor.nbytes // tensor.shape[0]))
-    for first in range(0, tensor.shape[0], step):
-        yield tensor.read((slice(first, min(first + step, tensor.shape[0])), *[slice(None)] * (len(tensor.shape) - 1)))

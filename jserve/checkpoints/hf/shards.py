@@ -39,7 +39,7 @@ def read_index(path: Path) -> dict[str, str]:
         weight_map = msgspec.json.decode(path.read_bytes(), type=_Index).weight_map
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
     for name in dict.fromkeys(weight_map.values()):
         try:

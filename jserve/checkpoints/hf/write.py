@@ -16,8 +16,8 @@ from jserve.checkpoints.arrays.inverse import plan_tensors
 from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.checkpoint import Checkpoint
 from jserve.checkpoints.hf.config_json import config_json
-from jserve.checkpoints.hf.families import hf_family
-from jserve.checkpoints.hf.folder import CONFIG_NAME
+from jserve.checkpoints.hf.families import HF_FAMILIES
+from jserve.checkpoints.hf.files import CONFIG_NAME
 from jserve.checkpoints.hf.generation import GENERATION_NAME
 from jserve.checkpoints.hf.safetensors import write_tensor_file
 from jserve.checkpoints.hf.sentence_transformer import encoder_files
@@ -42,7 +42,7 @@ def write_hf(checkpoint: Checkpoint, folder: Path, *, progress: Progress) -> Non
     OSError for what the operating system refuses.
     """
     settings = config_json(checkpoint)
-    tensors = plan_tensors(hf_family(settings).key_map, checkpoint.leaves)
+    tensors = plan_tensors(HF_FAMILIES[settings["model_type"]].key_map, checkpoint.leaves)
     progress.start(f"convert {checkpoint.path.name}", sum(tensor.nbytes for tensor in tensors.values()), "B")
     shards = list(_shards(tensors))
     names = [_shard_name(i, len(shards)) for i in range(len(shards))]

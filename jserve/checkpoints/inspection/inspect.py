@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Mapping
 from pathlib import Path as FilePath
 from typing import Any, TypeGuard
 
@@ -28,7 +27,7 @@ from jserve.checkpoints.inspection.report import (
 )
 from jserve.checkpoints.inspection.stored import Stored, stored
 from jserve.checkpoints.manifest import MANIFEST_NAME, Manifest, read_manifest
-from jserve.checkpoints.orbax.beside import CONFIG_NAME, find_beside, places, read_beside_sampling, read_text
+from jserve.checkpoints.orbax.beside import find_description, places, read_beside_sampling, read_text
 from jserve.checkpoints.orbax.peel import peel
 from jserve.checkpoints.orbax.resembles import resembles
 from jserve.checkpoints.orbax.saved import Saved
@@ -90,7 +89,7 @@ def saved_facts(saved: Saved, num_layers: int | None = None) -> dict[str, Any]:
     """Of what Orbax or Flax saved: steps, items, how layers lie and whose names those are."""
     layout, params = saved.layout, peel(saved.tree).params
     where = places(layout.folder, layout.arrays)
-    config = find_beside(where, CONFIG_NAME) or find_beside(where, MANIFEST_NAME)
+    config = find_description(where)
     steps = None
     if layout.step is not None:
         steps = StepsReport(
@@ -116,24 +115,13 @@ def check_values(arrays: Mapping[str, LazyArray], progress: Progress, *, where: 
     wrong = []
     for name, array in arrays.items():
         try:
-            if not all(_finite(piece) for piece in _pieces(array)):
+            if not all(_finite(piece) for piece in array.pieces(_PIECE_BYTES)):
                 wrong.append(f"{name} holds values that are not finite numbers")
         except CheckpointError as error:
             wrong.append(f"{name}: {error.message}")
         progress.advance(array.nbytes)
     progress.done()
     raise_all(f"{where} is damaged:", wrong)
-
-
-def _pieces(array: LazyArray) -> Iterator[np.ndarray]:
-    if not array.shape or array.nbytes <= _PIECE_BYTES:
-        yield array.read()
-        return
-    rows = max(1, _PIECE_BYTES // (array.nbytes // array.shape[0]))
-    source = array.source
-    with source.held() if source is not None and source.piece_nbytes > _PIECE_BYTES else nullcontext():
-        for first in range(0, array.shape[0], rows):
-            yield array.read((slice(first, first + rows), *(slice(None) for _ in array.shape[1:])))
 
 
 def _finite(values: np.ndarray) -> bool:
@@ -145,8 +133,7 @@ def _understood(files: Stored) -> tuple[Checkpoint | None, Problem | None]:
     """The model, or why it is none that is known."""
     try:
         checkpoint = files.understand()
-        wanted = {path: tuple(leaf.shape) for path, leaf in flatten(checkpoint.abstract("float32")[1]).items()}
-        compare(checkpoint.leaves, wanted, where=str(checkpoint.path))
+        compare(checkpoint.leaves, flatten(checkpoint.abstract("float32")[1]), where=str(checkpoint.path))
     except CheckpointError as error:
         if files.is_ours:
             raise
@@ -228,7 +215,7 @@ def text_facts(
             tokenizer,
             has_template=text is not None and text.chat_template is not None,
             eos_ids=() if tokenizer is None else tokenizer.eos_ids,
-            where=f"put into {folder if place is None else place}",
+            where=f"put into {folder if place is None else place if place.is_dir() else place.parent}",
         ),
     }
 

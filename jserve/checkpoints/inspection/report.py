@@ -285,7 +285,7 @@ def _tree(arrays: list[ArrayReport]) -> list[str]:
 
 
 _NUMBER = re.compile(
-    r"(?<![^./])\d+(?=[./]|$)|(?:(?<=layers_)|(?<=layer_)|(?<=blocks_)|(?<=block_)|(?<=h_))\d+(?=[./])"
+    r"(?<![^./])[0-9]{1,9}(?=[./]|$)|(?:(?<=layers_)|(?<=layer_)|(?<=blocks_)|(?<=block_)|(?<=h_))[0-9]{1,9}(?=[./])"
 )
 """A layer or an expert, as ``layers.3.q``, ``layers_3.q`` and ``layer_3/q`` have it."""
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from jserve.checkpoints.arrays.lazy import LazyArray
-from jserve.checkpoints.arrays.tree import main_dtype
+from jserve.checkpoints.arrays.tree import is_number, main_dtype
 from jserve.checkpoints.checkpoint import Checkpoint
 from jserve.checkpoints.gguf.file import GgufFile
 from jserve.checkpoints.gguf.model import gguf_checkpoint
@@ -151,9 +151,9 @@ def _array(name: str, array: LazyArray, *, parameter: bool = True) -> ArrayRepor
 
 def _order(path: tuple[str, ...]) -> list[tuple[str, int]]:
     """Layer 10 comes after layer 9."""
-    return [("", int(part)) if part.isdigit() else _numbered(part) for part in path]
+    return [("", int(part)) if is_number(part) else _numbered(part) for part in path]
 
 
 def _numbered(part: str) -> tuple[str, int]:
     name, _, number = part.rpartition("_")
-    return (name, int(number)) if number.isdigit() else (part, -1)
+    return (name, int(number)) if is_number(number) else (part, -1)

@@ -15,10 +15,11 @@ import msgspec
 
 from jserve.checkpoints.arrays.key_map import KeyMap
 from jserve.checkpoints.hf.families import hf_model
-from jserve.checkpoints.hf.files import read_json
+from jserve.checkpoints.hf.files import CONFIG_NAME, read_json
 from jserve.checkpoints.hf.generation import GENERATION_NAME, named_ends, read_sampling
 from jserve.checkpoints.manifest import MANIFEST_NAME
-from jserve.checkpoints.orbax.layout import ITEMS, is_step_name
+from jserve.checkpoints.orbax.layout import ITEMS
+from jserve.checkpoints.orbax.step_names import is_step_name
 from jserve.checkpoints.sources.names import resolve_member
 from jserve.errors import CheckpointError
 from jserve.models.config import ModelConfig
@@ -26,17 +27,15 @@ from jserve.models.registry import family
 from jserve.text.from_hf import HfText, has_tokenizer, read_hf_tokenizer
 
 __all__ = [
-    "CONFIG_NAME",
     "Described",
     "find_beside",
+    "find_description",
     "places",
     "read_beside_sampling",
     "read_described",
     "read_ends",
     "read_text",
 ]
-
-CONFIG_NAME = "config.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,13 +86,36 @@ def find_beside(where: Sequence[Path], name: str) -> Path | None:
     return None
 
 
+def find_description(where: Sequence[Path]) -> Path | None:
+    """The nearest config.json or jserve.json, which says what model it is. Raises SourceError for links out.
+
+    In a folder that has both, config.json counts if it names a ``model_type``: others are those of trainers.
+    """
+    for place in where:
+        found = [resolve_member(place, name) for name in (CONFIG_NAME, MANIFEST_NAME) if (place / name).is_file()]
+        if len(found) == 2 and not _names_a_model(place):
+            return found[1]
+        if found:
+            return found[0]
+    return None
+
+
+def _names_a_model(place: Path) -> bool:
+    try:
+        return "model_type" in (read_json(place, CONFIG_NAME) or {})
+    except CheckpointError:
+        return True  # it is damaged, and whoever reads it says so
+
+
 def read_described(where: Sequence[Path]) -> Described | None:
-    """The model that ``config.json`` or ``jserve.json`` names; None where there is neither.
+    """The model that the nearest description names (see ``find_description``); None where there is none.
 
     Raises CheckpointError where the file is damaged, UnsupportedModel for what is not built.
     """
-    path = find_beside(where, CONFIG_NAME)
-    if path is not None:
+    path = find_description(where)
+    if path is None:
+        return None
+    if path.name == CONFIG_NAME:
         values = read_json(path.parent, CONFIG_NAME) or {}
         found, config = hf_model(path, values)
         return Described(
@@ -104,9 +126,6 @@ def read_described(where: Sequence[Path]) -> Described | None:
             is_encoder=found.is_encoder,
             path=path,
         )
-    path = find_beside(where, MANIFEST_NAME)
-    if path is None:
-        return None
     try:
         manifest = msgspec.convert(read_json(path.parent, MANIFEST_NAME), _Manifest)
         config = family(manifest.family).config_type.from_dict(manifest.config)
@@ -118,10 +137,12 @@ def read_described(where: Sequence[Path]) -> Described | None:
 def read_text(where: Sequence[Path], *, of_encoder: bool = False) -> tuple[HfText, Path] | None:
     """The nearest tokenizer with what it says about chats, and its folder; None where there is none.
 
-    Raises as ``read_hf_tokenizer`` does.
+    Raises as ``read_hf_tokenizer`` does, and SourceError for links out of that folder.
     """
-    place = next((place for place in where if has_tokenizer(place)), None)
-    return None if place is None else (read_hf_tokenizer(place, of_encoder=of_encoder), place)
+    place = next((place for place in where if has_tokenizer(place, member=resolve_member)), None)
+    if place is None:
+        return None
+    return read_hf_tokenizer(place, of_encoder=of_encoder, member=resolve_member), place
 
 
 def read_ends(where: Sequence[Path], described: Described) -> tuple[int, ...]:

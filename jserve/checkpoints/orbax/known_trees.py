@@ -17,6 +17,7 @@ from typing import Any
 
 from jserve.checkpoints.arrays.key_map import Path, raise_all
 from jserve.checkpoints.arrays.lazy import LazyArray
+from jserve.checkpoints.arrays.tree import is_number
 from jserve.checkpoints.orbax.unstack import unstack
 from jserve.errors import UnsupportedModel
 
@@ -224,8 +225,8 @@ def _renamed(
     tensors: dict[str, LazyArray] = {}
     wrong: list[str] = []
     for path, array in tree.items():
-        layer = next((part for part in path if part.isdigit()), "")
-        found = by_leaf.get(".".join("{i}" if part.isdigit() else part for part in path), [])
+        layer = next((part for part in path if is_number(part)), "")
+        found = by_leaf.get(".".join("{i}" if is_number(part) else part for part in path), [])
         views = {one.tensor.replace("{i}", layer): one.view(array, paired=paired, folded=folded) for one in found}
         if not views:
             wrong.append(f"{'.'.join(path)} {list(array.shape)} is not known of such trees")

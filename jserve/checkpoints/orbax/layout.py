@@ -1,13 +1,12 @@
 """A folder -> what kind of checkpoint it is: which step, which item, and where the arrays lie.
 
 Looked for, in this order: the marker ``orbax.checkpoint`` (the v1 API); ``_CHECKPOINT_METADATA`` or folders of items;
-a tree of its own (``_METADATA``); steps (``23``, ``0023``, ``step_23``), newest first; a folder a parameter
-(``.zarray``); Flax's msgpack files.
+a tree of its own (``_METADATA``); steps (``23``, ``0023``, ``step_23``; without any of these, numbers behind any other
+word), newest first; a folder a parameter (``.zarray``); Flax's msgpack files.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ import msgspec
 
 from jserve.checkpoints.arrays.key_map import raise_all
 from jserve.checkpoints.orbax.read import METADATA_NAME
+from jserve.checkpoints.orbax.step_names import is_step_name, one_prefix, step_number, step_prefix
 from jserve.checkpoints.sources.names import resolve_member
 from jserve.errors import CheckpointError, SourceError, UnsupportedModel
 
@@ -32,8 +32,6 @@ __all__ = [
     "Unfinished",
     "find_layouts",
     "is_checkpoint",
-    "is_step_name",
-    "step_number",
 ]
 
 MARKER = "orbax.checkpoint"
@@ -49,9 +47,6 @@ LOOKED_FOR = (
     f".zarray folders, {', '.join(MSGPACK)}"
 )
 _MAX_METADATA_BYTES = 16 << 20
-_STEP = re.compile(r"(?:[A-Za-z][A-Za-z_-]*[_-])?(\d+)")
-
-_USUAL_STEP = re.compile(r"((step|checkpoint|ckpt)[_-]?)?\d+", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,24 +93,13 @@ class Layout:
         return ", ".join(parts)
 
 
-def is_step_name(name: str) -> bool:
-    """Whether ``name`` is one that steps usually have: ``23``, ``step_23``, ``checkpoint_23``."""
-    return _USUAL_STEP.fullmatch(name) is not None
-
-
-def step_number(name: str) -> int | None:
-    """The number of a step whose folder or file is called ``name``; None for other names."""
-    match = _STEP.fullmatch(name)
-    return None if match is None else int(match[1])
-
-
 def is_checkpoint(folder: Path) -> bool:
     """Whether ``find_layouts`` knows ``folder`` for a checkpoint, be it damaged or not."""
     try:
         names = {child.name for child in folder.iterdir()}
         return (
             bool(names & {MARKER, CHECKPOINT_METADATA, METADATA_NAME, LEVANTER, *MSGPACK})
-            or any(TEMPORARY in name or _STEP.fullmatch(name) for name in names)
+            or any(TEMPORARY in name or step_prefix(name) is not None for name in names)
             or any((folder / item / METADATA_NAME).exists() for item in ITEMS)
             or any(_is_array(folder / name) for name in names)
         )
@@ -145,9 +129,30 @@ def _find(folder: Path) -> list[Layout]:
     if (layout := _one(folder, folder)) is not None:
         return [layout]
     finished, unfinished = _steps(folder)
+    usual = [step for step in finished if is_step_name(step.name)]
+    for steps in (usual, [step for step in finished if step not in usual]):
+        layouts, damaged = _read_steps(folder, steps)
+        if layouts:
+            names = tuple(layout.step or "" for layout in layouts)
+            prefix = one_prefix(folder, names)
+            passed_over = tuple(
+                step
+                for step in unfinished
+                if is_step_name(_final(step.name)) or step_prefix(_final(step.name)) == prefix
+            )
+            words = tuple(error.message for error in damaged)
+            return [replace(layout, finished=names, unfinished=passed_over, damaged=words) for layout in layouts]
+        if len(damaged) == 1:
+            raise damaged[0]
+        raise_all(f"no step of {folder} can be read:", [error.message for error in damaged])
+    raise _nothing(folder, unfinished)
+
+
+def _read_steps(folder: Path, steps: Sequence[Path]) -> tuple[list[Layout], list[CheckpointError]]:
+    """Those of ``steps`` that hold something, and what is wrong with those that cannot be told."""
     layouts: list[Layout] = []
     damaged: list[CheckpointError] = []
-    for step in finished:
+    for step in steps:
         try:
             layout = _one(folder, step)
         except CheckpointError as error:
@@ -155,16 +160,7 @@ def _find(folder: Path) -> list[Layout]:
             continue
         if layout is not None:
             layouts.append(replace(layout, step=step.name))
-    if layouts:
-        names = tuple(layout.step or "" for layout in layouts)
-        return [
-            replace(layout, finished=names, unfinished=unfinished, damaged=tuple(error.message for error in damaged))
-            for layout in layouts
-        ]
-    if len(damaged) == 1:
-        raise damaged[0]
-    raise_all(f"no step of {folder} can be read:", [error.message for error in damaged])
-    raise _nothing(folder, unfinished)
+    return layouts, damaged
 
 
 def _one(given: Path, folder: Path) -> Layout | None:
@@ -231,7 +227,7 @@ def _items(folder: Path) -> list[str]:
         ):
             resolve_member(folder, child.name)
             found.append(child.name)
-    return [name for name in found if not _STEP.fullmatch(name)]
+    return [name for name in found if step_prefix(name) is None]
 
 
 def _is_array(folder: Path) -> bool:
@@ -243,23 +239,29 @@ def _steps(folder: Path) -> tuple[list[Path], tuple[Unfinished, ...]]:
     numbered: dict[Path, int] = {}
     unfinished = []
     for child in sorted(folder.iterdir()):
-        match = _STEP.fullmatch(child.name.partition(TEMPORARY)[0])
-        if match is None or not (child.is_dir() or child.name.startswith("checkpoint_")):
+        number = step_number(_final(child.name))
+        if number is None or not (child.is_dir() or child.name.startswith("checkpoint_")):
             continue
         why = _why_unfinished(child)
         if why is None:
-            numbered[child] = int(match[1])
+            numbered[child] = number
         else:
             unfinished.append(Unfinished(name=child.name, why=why))
     return sorted(numbered, key=numbered.__getitem__, reverse=True), tuple(unfinished)
 
 
+def _final(name: str) -> str:
+    """What a step will be called once it is finished."""
+    return name.partition(TEMPORARY)[0]
+
+
 def _why_unfinished(folder: Path) -> str | None:
     if TEMPORARY in folder.name:
         return f"its name has {TEMPORARY} in it, which Orbax takes away when all is written"
-    if not _STEP.fullmatch(folder.name) or not folder.is_dir() or (folder / COMMITTED).exists():
+    prefix = step_prefix(folder.name)
+    if prefix is None or not folder.is_dir() or (folder / COMMITTED).exists():
         return None
-    siblings = (child for child in folder.parent.iterdir() if _STEP.fullmatch(child.name) and child != folder)
+    siblings = (child for child in folder.parent.iterdir() if step_prefix(child.name) == prefix and child != folder)
     if any((sibling / COMMITTED).exists() for sibling in siblings):
         return f"it has no {COMMITTED}, and other steps beside it have"
     return None

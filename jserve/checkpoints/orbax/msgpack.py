@@ -20,23 +20,14 @@ from jserve.checkpoints.arrays.key_map import Path
 from jserve.checkpoints.arrays.lazy import LazyArray, Region
 from jserve.errors import CheckpointError, UnsupportedModel
 
-__all__ = ["PLACEHOLDER", "looks_like_msgpack", "read_msgpack"]
+__all__ = ["read_msgpack"]
 
-PLACEHOLDER = "PLACEHOLDER://"
-"""How old Orbax writes, in such a file, of an array that has a folder of its own."""
 _MAX_DEPTH = 64
 _MAX_ENTRIES = 1_000_000
 _NDARRAY, _NPSCALAR = 1, 3
 _CHUNKED = "__msgpack_chunked_array__"
 _INTEGERS = tuple(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))
 _DTYPES = ("bool", *_INTEGERS, "float16", "float32", "float64")
-
-
-def looks_like_msgpack(path: FilePath) -> bool:
-    """Whether the file begins as a map of msgpack."""
-    with path.open("rb") as file:
-        first = file.read(1)
-    return bool(first) and (0x80 <= first[0] <= 0x8F or first[0] in (0xDE, 0xDF))
 
 
 def read_msgpack(path: FilePath) -> dict[Path, LazyArray]:
@@ -83,12 +74,13 @@ def _whole(node: dict[Any, Any], file: FilePath) -> LazyArray:
         shape = tuple(int(node["shape"][str(i)]) for i in range(len(node["shape"])))
         chunks = [node["chunks"][str(i)] for i in range(len(node["chunks"]))]
         sizes = [chunk.size for chunk in chunks]
-        if not chunks or math.prod(shape) != sum(sizes) or len({chunk.dtype for chunk in chunks}) != 1:
+        if not chunks or not shape or min(shape) < 0 or math.prod(shape) != sum(sizes):
             raise ValueError
-    except (KeyError, TypeError, ValueError, AttributeError):
+        if len({chunk.dtype for chunk in chunks}) != 1 or any(len(chunk.shape) != 1 for chunk in chunks):
+            raise ValueError
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise CheckpointError(f"{file} is damaged: the chunks of a large array do not make up its shape") from None
-    dtype = chunks[0].dtype
-    return LazyArray.whole(shape, dtype, lambda: np.concatenate([chunk.read() for chunk in chunks]).reshape(shape))
+    return LazyArray.concatenated(chunks, 0).split(0, shape)
 
 
 def _in_file(path: FilePath, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> LazyArray:
@@ -181,7 +173,7 @@ class _Walker:
             return None  # a complex number of Python
         inner = _Walker(body, self._path, start=start)
         parts = inner.value(_MAX_DEPTH - 2)
-        if not isinstance(parts, list) or len(parts) != 3:
+        if not isinstance(parts, list) or list(map(type, parts))[::2] != [list, memoryview]:
             raise ValueError("no array")
         shape, dtype, values = tuple(parts[0]), self._dtype(parts[1]), parts[2]
         if not all(isinstance(n, int) and n >= 0 for n in shape) or math.prod(shape) * dtype.itemsize != len(values):

@@ -10,10 +10,10 @@ from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.arrays.tree import main_dtype
 from jserve.checkpoints.checkpoint import Checkpoint, param_shapes
 from jserve.checkpoints.encoder import EncoderSettings
+from jserve.checkpoints.hf.files import CONFIG_NAME
 from jserve.checkpoints.hf.sentence_transformer import read_encoder_settings
 from jserve.checkpoints.manifest import MANIFEST_NAME
 from jserve.checkpoints.orbax.beside import (
-    CONFIG_NAME,
     Described,
     places,
     read_beside_sampling,
@@ -22,10 +22,11 @@ from jserve.checkpoints.orbax.beside import (
     read_text,
 )
 from jserve.checkpoints.orbax.known_trees import recognise
-from jserve.checkpoints.orbax.layout import ITEMS, is_step_name
+from jserve.checkpoints.orbax.layout import ITEMS
 from jserve.checkpoints.orbax.peel import fit_tree, holds, peel
 from jserve.checkpoints.orbax.read import Kvstore
 from jserve.checkpoints.orbax.saved import Saved, open_saved
+from jserve.checkpoints.orbax.step_names import is_step_name
 from jserve.checkpoints.sources.names import called
 from jserve.errors import UnsupportedModel
 from jserve.progress import SILENT, Progress

@@ -13,6 +13,7 @@ from typing import Any
 
 from jserve.checkpoints.arrays.key_map import Leaves, Path, raise_all
 from jserve.checkpoints.arrays.lazy import LazyArray
+from jserve.checkpoints.arrays.tree import is_number
 from jserve.errors import CheckpointError
 
 __all__ = ["KEPT_OUT", "Fitted", "Peeled", "fit_tree", "holds", "peel"]
@@ -54,8 +55,6 @@ class Peeled:
     params: dict[Path, LazyArray]
     root: Path
     """Where in the tree they lie."""
-    kept_out: tuple[str, ...]
-    """Names beside them that were left."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +64,8 @@ class Fitted:
     leaves: Leaves
     root: Path
     """Where in the tree they lie."""
+    stored: frozenset[Path]
+    """The arrays of the checkpoint that they are."""
     stacked_axis: int | None
     """The axis that layers are stacked on; None where each has arrays of its own."""
 
@@ -73,7 +74,6 @@ def peel(tree: Mapping[Path, LazyArray]) -> Peeled:
     """Unwrap ``params``, ``params/params``, ``model`` (where ``params`` is in it, or nothing but a train state's parts
     lies beside it) and the trailing ``value`` of an ``nnx.State``."""
     root: Path = ()
-    kept_out: list[str] = []
     inner = dict(tree)
     while len(root) < _MAX_WRAPPERS:
         heads = {path[0] for path in inner if len(path) > 1}
@@ -83,14 +83,12 @@ def peel(tree: Mapping[Path, LazyArray]) -> Peeled:
         wrapper = next((w for w in WRAPPERS if w in heads and (w == "params" or others == {w} or w in states)), None)
         if wrapper is None:
             break
-        kept_out += sorted({path[0] for path in inner} - {wrapper})
         inner = {path[1:]: array for path, array in inner.items() if path[0] == wrapper and len(path) > 1}
         root = (*root, wrapper)
-    kept_out += sorted({path[0] for path in inner if path[0] in KEPT_OUT})
     inner = {path: array for path, array in inner.items() if path[0] not in KEPT_OUT and not _is_random(path)}
     if inner and all(path[-1] == _VALUE for path in inner):
         inner = {path[:-1]: array for path, array in inner.items()}
-    return Peeled(params=inner, root=root, kept_out=tuple(kept_out))
+    return Peeled(params=inner, root=root)
 
 
 def fit_tree(
@@ -121,7 +119,12 @@ def fit_tree(
         )
     leaves = best.leaves()
     raise_all(f"{where} does not fit the model:", [*best.wrong, *best.left_over(set(ignored))])
-    return Fitted(leaves=leaves, root=best.naming.root, stacked_axis=best.stacked_axis)
+    return Fitted(
+        leaves=leaves,
+        root=best.naming.root,
+        stored=frozenset(best.found.values()),
+        stacked_axis=best.stacked_axis,
+    )
 
 
 def holds(tree: Mapping[Path, LazyArray], wanted: Mapping[Path, tuple[int, ...]]) -> bool:
@@ -170,7 +173,7 @@ def _roots(tree: Mapping[Path, LazyArray]) -> list[Path]:
 def _joined(path: Path) -> Path:
     parts: list[str] = []
     for part in path:
-        if part.isdigit() and parts:
+        if is_number(part) and parts:
             parts[-1] = f"{parts[-1]}_{part}"
         else:
             parts.append(part)
@@ -272,7 +275,7 @@ class _Fit:
 
 
 def _layer_at(path: Path) -> int | None:
-    return next((i for i, part in enumerate(path) if part.isdigit()), None)
+    return next((i for i, part in enumerate(path) if is_number(part)), None)
 
 
 def _stacked(shape: tuple[int, ...], count: int, axis: int) -> tuple[int, ...]:

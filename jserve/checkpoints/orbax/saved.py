@@ -11,7 +11,6 @@ from jserve.checkpoints.arrays.key_map import Path
 from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.orbax.layout import Layout, find_layouts
 from jserve.checkpoints.orbax.msgpack import read_msgpack
-from jserve.checkpoints.orbax.peel import peel
 from jserve.checkpoints.orbax.read import Kvstore, inner_kvstore, read_folders, read_metadata, read_tree
 from jserve.errors import CheckpointError, SourceError
 from jserve.progress import SILENT, Progress
@@ -39,11 +38,6 @@ class Saved:
     def nbytes(self) -> int:
         """Of everything, the optimizer's state included."""
         return sum(array.nbytes for array in self.tree.values())
-
-    @property
-    def params_nbytes(self) -> int:
-        """Without what is told apart from parameters by its name (see ``peel``)."""
-        return sum(array.nbytes for array in peel(self.tree).params.values())
 
 
 def open_saved(folder: FilePath, *, base: Kvstore | None = None, progress: Progress = SILENT) -> Saved:
@@ -80,13 +74,13 @@ def open_saved(folder: FilePath, *, base: Kvstore | None = None, progress: Progr
 def _open(layout: Layout, base: Kvstore | None) -> Saved:
     custom = dict(layout.custom)
     if layout.kind == "msgpack":
-        return Saved(layout=layout, form="msgpack", tree=_not_empty(layout, read_msgpack(layout.arrays)), custom=custom)
+        return Saved(layout=layout, form="msgpack", tree=_checked(layout, read_msgpack(layout.arrays)), custom=custom)
     if base is not None:
         inside = layout.arrays.relative_to(layout.folder).as_posix()
         base = base if inside == "." else inner_kvstore(base, inside)
     if layout.kind == "zarr":
         tree = read_folders(layout.arrays, base=base)
-        return Saved(layout=layout, form="zarr in a folder each", tree=_not_empty(layout, tree), custom=custom)
+        return Saved(layout=layout, form="zarr in a folder each", tree=_checked(layout, tree), custom=custom)
     metadata = read_metadata(layout.arrays)
     tree = read_tree(layout.arrays, base=base)
     zarr = "zarr3" if metadata.use_zarr3 else "zarr"
@@ -95,12 +89,18 @@ def _open(layout: Layout, base: Kvstore | None) -> Saved:
     return Saved(
         layout=layout,
         form=f"{zarr} in a folder each" if metadata.use_ocdbt is False else f"OCDBT, {zarr}",
-        tree=_not_empty(layout, tree),
+        tree=_checked(layout, tree),
         custom=custom,
     )
 
 
-def _not_empty(layout: Layout, tree: dict[Path, LazyArray]) -> dict[Path, LazyArray]:
+def _checked(layout: Layout, tree: dict[Path, LazyArray]) -> dict[Path, LazyArray]:
+    """``tree``, in which no name stands both for an array and for a folder of arrays."""
     if not tree:
         raise CheckpointError(f"{layout.arrays} holds no arrays")
+    both = sorted({".".join(path[:n]) or "its root" for path in tree for n in range(len(path)) if path[:n] in tree})
+    if both:
+        raise CheckpointError(f"{layout.arrays} is damaged: {', '.join(both[:5])} is an array and holds arrays")
+    if () in tree:
+        raise CheckpointError(f"{layout.arrays} holds one array without a name", fix="save a dict of parameters")
     return tree

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 
 from jserve.checkpoints.arrays.key_map import Path
 from jserve.checkpoints.arrays.lazy import LazyArray
+from jserve.checkpoints.arrays.tree import is_number
 from jserve.errors import CheckpointError
 
 __all__ = ["stacked_axes", "unstack"]
 
 _CONTAINERS = frozenset({"block", "blocks", "h", "layer", "layers"})
-_NUMBERED = re.compile(rf"({'|'.join(sorted(_CONTAINERS))})_(\d+)")
+_NUMBERED = re.compile(rf"({'|'.join(sorted(_CONTAINERS))})_([0-9]{{1,9}})")
 
 
 def unstack(
@@ -58,7 +59,7 @@ def _spelled(path: Path) -> Path:
 
 def _stacked_at(path: Path) -> int | None:
     """Where the number of the layer is missing."""
-    if any(part.isdigit() for part in path):
+    if any(is_number(part) for part in path):
         return None
     return next((i + 1 for i, part in enumerate(path[:-1]) if part in _CONTAINERS), None)
 

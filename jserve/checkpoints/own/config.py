@@ -14,18 +14,19 @@ import msgspec
 
 from jserve.errors import CheckpointError, ConfigError, JserveError
 
-__all__ = ["read_config"]
+__all__ = ["read_config", "unreadable"]
 
 
 def read_config(path: Path, kind: Any) -> Any:
     """The JSON object at ``path`` as ``kind``: a dataclass, or a dict (also Mapping, Any, or nothing said).
 
     Raises CheckpointError that names every unknown and missing key and every value of a wrong type, with dotted
-    names inside nested dataclasses, and ConfigError where ``kind`` is none of these.
+    names inside nested dataclasses, and ConfigError where ``kind`` is none of these or has annotations that cannot be
+    evaluated.
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:  # bad JSON and bad UTF-8 are ValueErrors
+    except (OSError, ValueError, RecursionError) as error:  # bad JSON and bad UTF-8 are ValueErrors
         raise CheckpointError(f"cannot read {path}: {error}") from None
     if not isinstance(values, dict):
         raise CheckpointError(f"{path} holds a {type(values).__name__}; it must be one JSON object")
@@ -37,6 +38,15 @@ def read_config(path: Path, kind: Any) -> Any:
     if wrong:
         raise CheckpointError("\n  ".join([f"{path} does not fit {kind.__name__}:", *wrong]))
     return config
+
+
+def unreadable(of: Any, error: Exception) -> ConfigError:
+    """What to raise where the annotations of the class or function ``of`` cannot be evaluated."""
+    name = getattr(of, "__qualname__", repr(of))
+    return ConfigError(
+        f"the annotations of {name} cannot be read: {type(error).__name__}: {error}",
+        fix="import what they name in the module itself, and not under TYPE_CHECKING",
+    )
 
 
 def _named_kind(annotation: Any) -> Any:
@@ -58,7 +68,10 @@ def _dataclass(kind: Any, values: Mapping[str, Any], where: str, wrong: list[str
     """``kind(**values)``; every problem goes to ``wrong``, and then None comes back."""
     before = len(wrong)
     fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
-    hints = get_type_hints(kind)
+    try:
+        hints = get_type_hints(kind)
+    except Exception as error:  # whatever evaluating the user's own text raises
+        raise unreadable(kind, error) from None
     for name in values.keys() - fields.keys():
         near = difflib.get_close_matches(name, fields, n=1)
         wrong.append(f"{where}{name} is not known" + (f"; did you mean {near[0]}?" if near else ""))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -11,18 +12,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import tokenizers
 
-from jserve.checkpoints.arrays.key_map import Leaves
 from jserve.checkpoints.arrays.key_map import Path as LeafPath
-from jserve.checkpoints.arrays.place import place
+from jserve.checkpoints.arrays.place import compare, place
 from jserve.checkpoints.arrays.tree import flatten
 from jserve.checkpoints.orbax.beside import places, read_text
-from jserve.checkpoints.orbax.peel import fit_tree
+from jserve.checkpoints.orbax.peel import Fitted, fit_tree
 from jserve.checkpoints.orbax.saved import Saved, open_saved
+from jserve.checkpoints.sources.names import resolve_member
 from jserve.checkpoints.sources.nearby import instead
 from jserve.checkpoints.sources.uri import StoreSource, parse_store
 from jserve.errors import CheckpointError, ConfigError, SourceError
 from jserve.progress import SILENT, Progress
-from jserve.text.from_hf import HfText, read_hf_tokenizer
+from jserve.text.from_hf import HfText, is_vocabulary, read_hf_tokenizer
 
 if TYPE_CHECKING:
     from jserve.checkpoints.sources.store.in_words import InWords
@@ -50,17 +51,19 @@ class OwnArrays:
         """As users write it: the folder, or the URI."""
         return str(self.folder) if self.uri is None else self.uri
 
-    def fit(self, wanted: Any, *, ignored: Collection[LeafPath] = ()) -> Leaves:
+    def fit(self, wanted: Any, *, ignored: Collection[LeafPath] = ()) -> Fitted:
         """The array of each leaf of ``wanted`` (a pure dict of ShapeDtypeStructs), not read yet.
 
         ``ignored`` are leaves that may be there besides. Raises CheckpointError that lists every leaf that is missing,
-        left over or of another shape.
+        left over, of another shape or of another kind of dtype.
         """
-        saved = self.saved
-        shapes = {path: tuple(leaf.shape) for path, leaf in flatten(wanted).items()}
+        saved, asked = self.saved, flatten(wanted)
+        shapes = {path: tuple(leaf.shape) for path, leaf in asked.items()}
         where = str(saved.layout.arrays)
         with self.in_words():
-            return fit_tree(saved.tree, shapes, where=where, ignored=ignored, custom=saved.custom).leaves
+            fitted = fit_tree(saved.tree, shapes, where=where, ignored=ignored, custom=saved.custom)
+            compare(fitted.leaves, asked, where=where)
+            return fitted
 
     def restore(self, wanted: Any, *, ignored: Collection[LeafPath] = ()) -> dict[Any, Any]:
         """The arrays as ``wanted``, whose leaves have shardings, asks for them. Raises as ``fit`` does.
@@ -68,7 +71,7 @@ class OwnArrays:
         Each goes straight to its devices, in the dtype asked for.
         """
         with self.in_words():
-            return place(self.fit(wanted, ignored=ignored), wanted, where=str(self.saved.layout.arrays))
+            return place(self.fit(wanted, ignored=ignored).leaves, wanted, where=str(self.saved.layout.arrays))
 
     def in_words(self) -> AbstractContextManager[None]:
         """Errors that are raised inside name the files as users do."""
@@ -109,22 +112,29 @@ def _open_in_store(source: StoreSource, progress: Progress) -> OwnArrays:
     )
 
 
-def read_own_text(tokenizer: Path | str | None, where: Sequence[Path] = ()) -> tuple[HfText | None, Path | None]:
-    """The tokenizer that ``tokenizer`` (a folder, or a file in one) names, else the nearest of ``where``; its folder.
+def read_own_text(
+    tokenizer: os.PathLike[str] | str | None, where: Sequence[Path] = ()
+) -> tuple[HfText | None, Path | None]:
+    """The tokenizer that ``tokenizer`` names, else the nearest of ``where``; and the folder or the file that it is in.
 
-    Raises SourceError where a tokenizer was named that is not there, else as ``read_hf_tokenizer`` does.
+    ``tokenizer`` is a folder, or a vocabulary's file: a .json of ``tokenizers``, a .model of SentencePiece, or
+    ``vocab.json``, with the settings beside it. Raises SourceError where what was named is none or is not there, and
+    for links out of its folder, else as ``read_hf_tokenizer`` does.
     """
     if tokenizer is None:
         return read_text(where) or (None, None)
     path = Path(tokenizer).expanduser()
-    folder = path if path.is_dir() else path.parent
-    found = read_text([folder]) if path.exists() else None
-    if found is None:
-        raise SourceError(
-            f"{path} is no tokenizer: looked for tokenizer.json, tokenizer.model and vocab.json with merges.txt",
-            fix="give the folder that the tokenizer was saved to",
-        )
-    return found
+    if path.is_file() and is_vocabulary(path.name):
+        return read_hf_tokenizer(path.parent, vocabulary=path.name, member=resolve_member), path
+    found = read_text([path]) if path.is_dir() else None
+    if found is not None:
+        return found
+    if path.is_dir():
+        wrong = "looked for tokenizer.json, tokenizer.model and vocab.json with merges.txt"
+    else:
+        wrong = "files that are read are a .json of tokenizers and a .model of SentencePiece"
+        wrong = wrong if path.exists() else "it does not exist"
+    raise SourceError(f"{path} is no tokenizer: {wrong}", fix="give the folder that the tokenizer was saved to")
 
 
 def read_object_text(tokenizer: Any) -> HfText:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
+from jserve.checkpoints.arrays.key_map import Path as LeafPath
+from jserve.checkpoints.arrays.lazy import LazyArray
+from jserve.checkpoints.arrays.place import differences, place
 from jserve.checkpoints.arrays.tree import flatten, nest, unflatten_like
 from jserve.checkpoints.orbax.beside import read_beside_sampling
 from jserve.checkpoints.own.folder import open_arrays, read_object_text, read_own_text
@@ -51,48 +56,45 @@ def open_own(
     target: str,
     *,
     checkpoint: str | None,
-    tokenizer: str | None,
+    tokenizer: Any,
     dtype: DTypeLike | None,
     default_dtype: DTypeLike,
     progress: Progress,
 ) -> OwnModel:
     """``target`` (``package.module:Class``) with the arrays in the folder ``checkpoint``. Nothing is restored yet.
 
-    ``tokenizer`` is a path; None looks in the folder and above it. ``dtype`` is what was asked for; where that is None,
-    a module that takes one gets ``default_dtype``, and others keep their own. Raises StartError.
+    ``tokenizer`` is one as in ``ModelParts``; None looks in the folder and above it. ``dtype`` is what was asked for;
+    where that is None, a module that takes one gets ``default_dtype``, and others keep their own. Raises StartError.
     """
     if checkpoint is None:
         raise ConfigError(f"{target} needs its arrays", fix=f"jserve serve {target} --checkpoint DIR")
     arrays = open_arrays(checkpoint, progress=progress)
     with arrays.in_words():
         own = build_own_module(target, where=arrays.where, dtype=default_dtype if dtype is None else dtype)
-        text, path = read_own_text(tokenizer, arrays.where)
-    words = f"{target}: config from {own.config_path or 'the code'}, " + (
-        f"tokenizer from {path}" if path else "no tokenizer beside the checkpoint: only token ids are served"
-    )
-    progress.note(arrays.said(words))
+        read, chat_template, path = _read_text(tokenizer, arrays.where)
+    if read is None:
+        words = "no tokenizer beside the checkpoint: only token ids are served"
+    else:
+        words = f"tokenizer from {path}" if path else "the tokenizer that was given"
+    progress.note(arrays.said(f"{target}: config from {own.config_path or 'the code'}, {words}"))
     graphdef, state = nnx.split(own.module)
     return OwnModel(
         module=own.module,
         graphdef=graphdef,
         state=state if own.takes_dtype else _cast(state, dtype),
         load=lambda shapes: arrays.restore(shapes, ignored=own.random),
-        tokenizer=None if text is None else text.tokenizer,
-        chat_template=None if text is None else text.chat_template,
+        tokenizer=read,
+        chat_template=chat_template,
         generation=read_beside_sampling(arrays.where),
     )
 
 
 def own_from_parts(parts: ModelParts, *, dtype: DTypeLike | None, progress: Progress = SILENT) -> OwnModel:
-    """A module as it is, in its own dtypes or in ``dtype``. Raises ConfigError where the parameters do not fit it, or
-    the tokenizer is none."""
-    module, params, tokenizer = parts
-    text = None
-    if isinstance(tokenizer, str | Path):
-        text, tokenizer = read_own_text(tokenizer)[0], None
-    elif tokenizer is not None and not isinstance(tokenizer, Tokenizer):
-        text, tokenizer = read_object_text(tokenizer), None
-    if text is not None and not text.tokenizer.eos_ids:
+    """A module as it is, in its own dtypes or in ``dtype``. Raises ConfigError where the parameters do not fit it in
+    names, shapes or kinds of dtype, or the tokenizer is none."""
+    module, params, given_tokenizer = parts
+    tokenizer, chat_template, _ = _read_text(given_tokenizer)
+    if tokenizer is not None and not tokenizer.eos_ids:
         progress.note("the tokenizer names no end of a text: only max_tokens and stop strings or ids end one")
     served = for_serving(module)
     graphdef, state = nnx.split(served)
@@ -106,16 +108,36 @@ def own_from_parts(parts: ModelParts, *, dtype: DTypeLike | None, progress: Prog
     elif not isinstance(module, nnx.Module):
         params = linen_params(params)
     random = set(random_leaves(module))
-    given = nest({path: leaf for path, leaf in flatten(params).items() if path not in random})
-    _check_fit(given, state)
+    given = {
+        path: leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+        for path, leaf in flatten(params).items()
+        if path not in random
+    }
+    wrong = differences({path: LazyArray.of(leaf) for path, leaf in given.items()}, flatten(state))
+    if wrong:
+        raise ConfigError("\n  ".join(["the parameters do not fit the module:", *wrong]))
     return OwnModel(
         module=served,
         graphdef=graphdef,
         state=_cast(state, dtype),
         load=lambda shapes: _place(given, shapes),
-        tokenizer=tokenizer if text is None else text.tokenizer,
-        chat_template=None if text is None else text.chat_template,
+        tokenizer=tokenizer,
+        chat_template=chat_template,
     )
+
+
+def _read_text(tokenizer: Any, where: Sequence[Path] = ()) -> tuple[Tokenizer | None, str | None, Path | None]:
+    """The tokenizer, its chat template, and the path that they were read from.
+
+    ``tokenizer``: as in ``ModelParts``; None takes the nearest of ``where``.
+    """
+    if isinstance(tokenizer, Tokenizer):
+        return tokenizer, None, None
+    if tokenizer is None or isinstance(tokenizer, str | os.PathLike):
+        text, path = read_own_text(tokenizer, where)
+    else:
+        text, path = read_object_text(tokenizer), None
+    return (None, None, None) if text is None else (text.tokenizer, text.chat_template, path)
 
 
 def _cast(state: nnx.State, dtype: DTypeLike | None) -> nnx.State:
@@ -127,24 +149,18 @@ def _cast(state: nnx.State, dtype: DTypeLike | None) -> nnx.State:
     )
 
 
-def _check_fit(params: Any, wanted: nnx.State) -> None:
-    """ConfigError that names every parameter that is missing, left over or of another shape than the module's."""
-    leaves = flatten(wanted)
-    found = {path: tuple(array.shape) for path, array in flatten(params).items()}
-    wrong = [
-        f"{'.'.join(path)}: given {found.get(path, 'nothing')}, wanted {tuple(leaf.shape)}"
-        for path, leaf in leaves.items()
-        if found.get(path) != tuple(leaf.shape)
-    ]
-    wrong += [f"{'.'.join(path)}: not of this module" for path in found if path not in leaves]
-    if wrong:
-        raise ConfigError("the parameters do not fit the module: " + "; ".join(wrong))
+def _place(given: Mapping[LeafPath, Any], shapes: Any) -> dict[Any, Any]:
+    """Parameters onto their devices, in the structure and the dtypes of ``shapes``.
 
-
-def _place(params: Any, shapes: Any) -> dict[Any, Any]:
-    """Parameters onto their devices, in the structure and the dtypes of ``shapes``."""
-    given, wanted = flatten(params), flatten(shapes)
+    JAX's arrays that have their dtype already go there straight, and stay where they are if that is the place; of
+    others each device's part is copied and cast in bounded pieces. None is put whole onto one device first.
+    """
+    wanted = flatten(shapes)
     placed = {
-        path: jax.device_put(jnp.asarray(given[path], leaf.dtype), leaf.sharding) for path, leaf in wanted.items()
+        path: jax.device_put(array, wanted[path].sharding)
+        for path, array in given.items()
+        if isinstance(array, jax.Array) and array.dtype == wanted[path].dtype
     }
+    rest = {path: LazyArray.of(array) for path, array in given.items() if path not in placed}
+    placed |= flatten(place(rest, nest({path: wanted[path] for path in rest}), where="params"))
     return unflatten_like(shapes, placed)

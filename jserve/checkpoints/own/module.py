@@ -18,7 +18,7 @@ import inspect
 import os
 import pkgutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -28,8 +28,9 @@ from flax import linen as nn
 from flax import nnx
 from jax.typing import DTypeLike
 
-from jserve.checkpoints.orbax.beside import CONFIG_NAME, find_beside
-from jserve.checkpoints.own.config import read_config
+from jserve.checkpoints.hf.files import CONFIG_NAME
+from jserve.checkpoints.orbax.beside import find_beside
+from jserve.checkpoints.own.config import read_config, unreadable
 from jserve.errors import ConfigError, JserveError, UnsupportedModel
 from jserve.models.own import for_serving, in_words, random_leaves, type_name
 
@@ -60,11 +61,12 @@ def build_own_module(target: str, *, where: Sequence[Path], dtype: DTypeLike) ->
     module.
     """
     factory = _find(target)
-    keywords, config_path = _keywords(target, factory, where, dtype)
+    parameters = _parameters(target, factory)
+    keywords, config_path = _keywords(target, factory, parameters, where, dtype)
     made: list[Any] = []
 
     def build() -> Any:
-        built = factory(**keywords, **({"rngs": nnx.Rngs(0)} if _has(factory, "rngs") else {}))
+        built = factory(**keywords, **({"rngs": nnx.Rngs(0)} if _takes(parameters, "rngs") else {}))
         made.append(built)
         return built if isinstance(built, nnx.Module) else None
 
@@ -147,25 +149,34 @@ def _alike(name: str, known: Sequence[str]) -> str | None:
     return next((other for other in known if other.lower() == near[0]), None) if near else None
 
 
-def _parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+def _parameters(target: str, factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     called = factory.__init__ if isinstance(factory, type) else factory  # type: ignore[misc]
-    parameters = dict(inspect.signature(called).parameters)
+    try:
+        parameters = dict(inspect.signature(called).parameters)
+    except (TypeError, ValueError) as error:  # of what is written in C
+        raise ConfigError(
+            f"{target} has no signature that can be read: {error}",
+            fix="name a class of your own, or a function that returns the module",
+        ) from None
     if isinstance(factory, type):
-        parameters.pop(next(iter(parameters)))
+        parameters.pop(next(iter(parameters), ""), None)
     return parameters
 
 
-def _has(factory: Callable[..., Any], name: str) -> bool:
-    parameter = _parameters(factory).get(name)
+def _takes(parameters: Mapping[str, inspect.Parameter], name: str) -> bool:
+    parameter = parameters.get(name)
     return parameter is not None and parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
 
 
 def _keywords(
-    target: str, factory: Callable[..., Any], where: Sequence[Path], dtype: DTypeLike
+    target: str,
+    factory: Callable[..., Any],
+    parameters: Mapping[str, inspect.Parameter],
+    where: Sequence[Path],
+    dtype: DTypeLike,
 ) -> tuple[dict[str, Any], Path | None]:
     """What the target is called with, but for rngs; and the path of the config."""
-    parameters = _parameters(factory)
-    given = [name for name in ("rngs", "config", "dtype") if _has(factory, name)]
+    given = [name for name in ("rngs", "config", "dtype") if _takes(parameters, name)]
     named = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     others = [
         name
@@ -198,5 +209,5 @@ def _annotation(factory: Callable[..., Any], name: str) -> Any:
     called = factory.__init__ if isinstance(factory, type) else factory  # type: ignore[misc]
     try:
         return get_type_hints(called).get(name)
-    except NameError as error:
-        raise ConfigError(f"the annotations of {factory!r} cannot be read: {error}") from None
+    except Exception as error:  # whatever evaluating the user's own text raises
+        raise unreadable(factory, error) from None

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jserve.checkpoints.arrays.key_map import Path
+from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.arrays.tree import flatten
 from jserve.checkpoints.inspection.inspect import check_values, saved_facts, text_facts
 from jserve.checkpoints.inspection.report import ArrayReport, InspectReport, Problem
@@ -20,7 +22,7 @@ from jserve.checkpoints.own.folder import OwnArrays, open_arrays, read_own_text
 from jserve.checkpoints.own.module import OwnModule, build_own_module
 from jserve.errors import CheckpointError
 from jserve.models.check import check_contract
-from jserve.models.own import length_of
+from jserve.models.own import length_if_known
 from jserve.progress import SILENT, Progress
 
 __all__ = ["inspect_own"]
@@ -42,13 +44,14 @@ def inspect_own(
         own = build_own_module(target, where=where, dtype=jnp.dtype(jnp.float32))
         text, path = read_own_text(tokenizer, where)
     leaves = flatten(nnx.state(own.module))
-    problem, params = (None, None) if arrays is None else _fit(own, arrays, restore=check)
+    problem, params, unread = (None, None, {}) if arrays is None else _fit(own, arrays, restore=check)
     facts: dict[str, Any] = {}
     if arrays is not None:
         facts = {**saved_facts(arrays.saved), "digests": "not checked (--check reads every byte)"}
     if arrays is not None and check:
-        everything = {".".join(name): array for name, array in arrays.saved.tree.items()}
-        check_values(everything, progress, where=arrays.name)
+        restored = {path: LazyArray.of(leaf) for path, leaf in flatten(params or {}).items()}
+        every = {".".join(path): array for path, array in (*restored.items(), *unread.items())}
+        check_values(every, progress, where=arrays.name)
         facts["digests"] = "all values finite"
     facts |= text_facts(
         None if text is None or path is None else (text, path),
@@ -69,7 +72,7 @@ def inspect_own(
         nbytes=sum(array.nbytes for array in shown if array.parameter),
         other_nbytes=sum(array.nbytes for array in shown if not array.parameter),
         arrays=shown,
-        max_position=length_of(own.module),
+        max_position=length_if_known(own.module),
         findings=findings,
         problem=problem,
         serve=_serve(target, checkpoint, tokenizer),
@@ -96,17 +99,21 @@ def _parameters(leaves: dict[tuple[str, ...], Any]) -> list[ArrayReport]:
     ]
 
 
-def _fit(own: OwnModule, arrays: OwnArrays, *, restore: bool) -> tuple[Problem | None, dict[Any, Any] | None]:
-    """How the arrays do not fit the module, and its parameters if they are to be read."""
+def _fit(
+    own: OwnModule, arrays: OwnArrays, *, restore: bool
+) -> tuple[Problem | None, dict[Any, Any] | None, dict[Path, LazyArray]]:
+    """How the arrays do not fit the module; its parameters if they are to be read; and the arrays that were not."""
     first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     shapes = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=first),
         nnx.to_pure_dict(nnx.state(own.module)),
     )
+    tree = dict(arrays.saved.tree)
     try:
-        if restore:
-            return None, arrays.restore(shapes, ignored=own.random)
-        arrays.fit(shapes, ignored=own.random)
-        return None, None
+        stored = arrays.fit(shapes, ignored=own.random).stored
+        if not restore:
+            return None, None, tree
+        params = arrays.restore(shapes, ignored=own.random)
     except CheckpointError as error:
-        return Problem(code=error.code, message=error.message, fix=error.fix), None
+        return Problem(code=error.code, message=error.message, fix=error.fix), None, tree
+    return None, params, {path: array for path, array in tree.items() if path not in stored}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
-from jserve.checkpoints.orbax.layout import find_layouts, is_checkpoint, is_step_name
+from jserve.checkpoints.orbax.layout import find_layouts, is_checkpoint
+from jserve.checkpoints.orbax.step_names import is_step_name
 from jserve.errors import CheckpointError
 
 __all__ = ["instead"]

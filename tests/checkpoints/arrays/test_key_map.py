@@ -30,14 +30,6 @@ def test_axes_are_cut_and_turned_as_the_entry_says():
         np.testing.assert_array_equal(leaves["layers", i, "o"].read(), made[f"h.{i}.o"].reshape(5, 2, 3) - 1)
 
 
-def test_layers_may_lie_stacked_on_any_axis():
-    key_map = KeyMap(entries=(Entry(tensor="kernel", leaf="layers.{i}.w", how="F D <- D L F"),))
-    made, lazy = tensors(kernel=(4, 3, 6))
-    leaves = plan_leaves(key_map, lazy, {("layers", str(i), "w"): (6, 4) for i in range(3)}, where="t")
-    for i in range(3):
-        np.testing.assert_array_equal(leaves["layers", str(i), "w"].read(), made["kernel"][:, i].T)
-
-
 def test_experts_are_stacked():
     key_map = KeyMap(entries=(Entry(tensor="e.{e}.up", leaf="up", how="F D <- D F"),))
     made, lazy = tensors(e__0__up=(4, 6), e__1__up=(4, 6))

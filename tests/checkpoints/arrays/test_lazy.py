@@ -71,13 +71,21 @@ def test_only_what_was_asked_for_is_read():
     assert asked == [(slice(2, 4), slice(3, 4))]
 
 
-def test_unpaired_is_the_inverse_of_paired():
-    values = np.arange(48).reshape(2, 8, 3)
-    lazy = LazyArray.whole(values.shape, values.dtype, lambda: values)
-    np.testing.assert_array_equal(lazy.paired(1).unpaired(1).read(), values)
-    np.testing.assert_array_equal(
-        lazy.unpaired(1).read((slice(1, 2), slice(3, 6), slice(None))), lazy.unpaired(1).read()[1:2, 3:6]
-    )
+def test_pieces_are_rows_in_their_order():
+    values = np.arange(48, dtype=np.int32).reshape(12, 4)
+    for most, count in ((16, 12), (50, 4), (1, 12), (1000, 1)):
+        pieces = list(LazyArray.of(values).pieces(most))
+        assert len(pieces) == count
+        np.testing.assert_array_equal(np.concatenate(pieces), values)
+    assert [piece.shape for piece in LazyArray.of(np.ones(())).pieces(1)] == [()]
+    assert [piece.shape for piece in LazyArray.of(np.ones((0, 3))).pieces(1)] == [(0, 3)]
+
+
+def test_what_is_read_of_an_array_in_memory_is_a_copy():
+    values = np.zeros((2, 2))
+    read = LazyArray.of(values).read()
+    read[...] = 1
+    assert not values.any()
 
 
 def test_concatenated_reads_what_is_asked_for_only():

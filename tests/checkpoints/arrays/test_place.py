@@ -109,6 +109,18 @@ def test_a_damaged_array_ends_the_restore_and_leaves_no_thread(monkeypatch):
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("read")]
 
 
+@pytest.mark.parametrize(("stored", "asked"), [("int32", "float32"), ("float32", "int8"), ("bool", "bfloat16")])
+def test_another_kind_of_dtype_is_refused_and_every_leaf_named(stored, asked):
+    leaves = {(name,): LazyArray.of(np.ones((2, 3), stored)) for name in "ab"}
+    with pytest.raises(CheckpointError) as error:
+        place(leaves, {name: jax.ShapeDtypeStruct((2, 3), asked) for name in "ab"}, where="ck")
+    assert error.value.message.splitlines() == [
+        "ck does not fit the model:",
+        f"  a: wanted {asked}, found {stored}",
+        f"  b: wanted {asked}, found {stored}",
+    ]
+
+
 def test_tensorstores_own_concurrency_is_bounded(tmp_path):
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "ck", {"a": np.ones((4, 4), np.float32)})

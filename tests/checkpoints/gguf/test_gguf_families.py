@@ -13,7 +13,7 @@ from jserve.checkpoints.arrays.tree import flatten
 from jserve.checkpoints.gguf import gemma
 from jserve.checkpoints.gguf.file import GgufFile
 from jserve.checkpoints.gguf.model import gguf_checkpoint
-from jserve.checkpoints.hf.families import hf_family
+from jserve.checkpoints.hf.families import HF_FAMILIES
 from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.models.registry import build_abstract, family
 from jserve.testing.gguf import TINY_TOKENS, tokenizer_metadata, write_gguf
@@ -50,7 +50,7 @@ def load(path):
 
 
 def from_hf(config, weights):
-    kind = hf_family(config)
+    kind = HF_FAMILIES[config["model_type"]]
     ours = kind.config(config)
     _, state = build_abstract(family(kind.family), ours, np.dtype(np.float32))
     wanted = {path: tuple(leaf.shape) for path, leaf in flatten(state).items()}

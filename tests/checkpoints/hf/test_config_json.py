@@ -10,7 +10,7 @@ import pytest
 from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.checkpoint import Checkpoint
 from jserve.checkpoints.hf.config_json import config_json
-from jserve.checkpoints.hf.families import hf_family
+from jserve.checkpoints.hf.families import HF_FAMILIES
 from jserve.errors import UnsupportedModel
 from jserve.models.config import ModelConfig
 from jserve.models.gemma import GemmaConfig
@@ -97,7 +97,7 @@ def told(family, config):
 )
 def test_there_and_back(family, config):
     settings = told(family, config)
-    kind = hf_family(settings)
+    kind = HF_FAMILIES[settings["model_type"]]
     assert (kind.family, kind.config(settings)) == (family, config)
     # transformers has ids of its own for absent ones, which may lie beyond the table.
     assert (settings["pad_token_id"], settings["bos_token_id"], settings["eos_token_id"]) == (None, None, [2, 3])

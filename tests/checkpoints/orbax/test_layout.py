@@ -13,7 +13,7 @@ from saving import WRITERS, assert_same, save, save_standard, save_steps, shapes
 
 from jserve.checkpoints.orbax import integrity
 from jserve.checkpoints.orbax.layout import find_layouts, is_checkpoint
-from jserve.checkpoints.orbax.peel import fit_tree
+from jserve.checkpoints.orbax.peel import fit_tree, peel
 from jserve.checkpoints.orbax.saved import open_saved
 from jserve.errors import CheckpointError, SourceError, UnsupportedModel
 
@@ -70,10 +70,34 @@ def test_a_step_and_an_item_may_be_named(written, params):
         assert_same(fit_tree(open_saved(folder / name).tree, shapes(params), where=name).leaves, tree)
 
 
+@pytest.mark.parametrize("name", ["{}", "step_{}", "checkpoint_{}", "ckpt-{}", "epoch_{}"])
+def test_steps_of_usual_names_come_before_copies_with_higher_numbers(tmp_path, params, name):
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    for step, tree in {name.format(100): zeros, name.format(200): params}.items():
+        save_standard(tmp_path / "run" / step, tree)
+    others = [] if name == "epoch_{}" else ["backup_20240101", "best_7"]
+    for copy in others:
+        save_standard(tmp_path / "run" / copy, zeros)
+        (tmp_path / "run" / copy / "commit_success.txt").touch()  # says nothing of the run's own steps
+    (tmp_path / "run" / "logs_2024").mkdir()
+    layout = open_saved(tmp_path / "run").layout
+    assert (layout.step, layout.finished) == (name.format(200), (name.format(200), name.format(100)))
+    assert layout.unfinished == ()
+
+
+@pytest.mark.parametrize("names", [("100", "checkpoint_300"), ("best_7", "last_9")])
+def test_steps_of_rival_names_are_refused_by_name(tmp_path, params, names):
+    for name in names:
+        save_standard(tmp_path / "run" / name, params)
+    with pytest.raises(SourceError, match=rf"2 kinds of names, the newest of each {names[1]}, {names[0]}") as error:
+        open_saved(tmp_path / "run")
+    assert error.value.fix == f"name the step, such as {tmp_path}/run/{names[1]}"
+
+
 def test_what_an_optimizer_takes_is_told_apart(written, params):
     saved = open_saved(written("train state"))
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
-    assert saved.params_nbytes == size
+    assert sum(array.nbytes for array in peel(saved.tree).params.values()) == size
     assert saved.nbytes == 3 * size + 8
 
 

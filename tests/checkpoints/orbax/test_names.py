@@ -7,10 +7,13 @@ import pytest
 from saving import assert_same, save, save_steps, shapes
 from trees import LLAMA, hf_weights, nested
 
+from jserve.checkpoints.orbax.beside import read_text
 from jserve.checkpoints.orbax.open import open_orbax
 from jserve.checkpoints.orbax.peel import fit_tree
 from jserve.checkpoints.orbax.saved import open_saved
+from jserve.checkpoints.own.folder import read_own_text
 from jserve.errors import SourceError
+from jserve.testing.tokenizer import ByteTokenizer
 
 
 def lead_out(path, tmp_path, *, there):
@@ -67,6 +70,21 @@ def test_arrays_whose_names_climb(tmp_path, params, name, there):
         open_saved(tmp_path / "ck")
 
 
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_files_of_a_tokenizer_that_are_links_out(tmp_path, name, there):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "tokenizer.json").write_text(ByteTokenizer().to_json())
+    (tmp_path / "run" / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}')
+    (tmp_path / "run" / "chat_template.jinja").write_text("hi")
+    assert read_text([tmp_path / "run"])[0].chat_template == "hi"
+    lead_out(tmp_path / "run" / name, tmp_path, there=there)
+    with pytest.raises(SourceError, match=rf"run/{name} is a link that leads out of the checkpoint's folder"):
+        read_text([tmp_path / "run"])
+    with pytest.raises(SourceError, match=rf"run/{name} is (a link that leads out|no tokenizer: it does not exist)"):
+        read_own_text(tmp_path / "run" / "tokenizer.json")
+
+
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
 def test_files_beside_the_arrays_that_are_links_out(tmp_path, name):
     save_steps(tmp_path / "run", {1: nested(hf_weights(LLAMA))})
@@ -80,5 +98,5 @@ def test_files_beside_the_arrays_that_are_links_out(tmp_path, name):
 def test_ordinary_links_work(tmp_path, params):
     save_steps(tmp_path / "real", {9: params})
     (tmp_path / "run").symlink_to("real")
-    (tmp_path / "real" / "step_10").symlink_to("9")
+    (tmp_path / "real" / "10").symlink_to("9")
     assert_same(fit_tree(open_saved(tmp_path / "run").tree, shapes(params), where="run").leaves, params)

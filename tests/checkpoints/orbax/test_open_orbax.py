@@ -28,6 +28,7 @@ from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.arrays.tree import flatten, unflatten_like
 from jserve.checkpoints.convert import convert
 from jserve.checkpoints.hf.families import HF_FAMILIES
+from jserve.checkpoints.orbax.beside import find_description
 from jserve.checkpoints.orbax.open import open_orbax
 from jserve.checkpoints.written import open_written
 from jserve.errors import CheckpointError, UnsupportedModel
@@ -40,6 +41,22 @@ def described(folder, config):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+def test_the_nearest_description_counts_whatever_it_is_called(tmp_path):
+    near, far = tmp_path / "a" / "b", tmp_path / "a"
+    described(near, {})
+    (near / "config.json").rename(near / "jserve.json")
+    described(far, LLAMA)
+    assert find_description([near, far]) == near / "jserve.json"
+    described(near, {"learning_rate": 0.1})
+    assert find_description([near, far]) == near / "jserve.json"
+    described(near, LLAMA)
+    assert find_description([near, far]) == near / "config.json"
+    (near / "jserve.json").unlink()
+    described(near, {"learning_rate": 0.1})
+    assert find_description([near, far]) == near / "config.json"
+    assert find_description([far / "nowhere"]) is None
 
 
 def expected(config, weights):

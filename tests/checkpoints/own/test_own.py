@@ -10,12 +10,15 @@ import numpy as np
 import orbax.checkpoint as ocp
 import own_models
 import pytest
+import tokenizers
 from flax import nnx
+from tokenizers import models
 
 from jserve import LLM, SamplingParams
 from jserve.checkpoints.arrays.tree import flatten
+from jserve.checkpoints.orbax.array import StoredArray
 from jserve.checkpoints.own.folder import open_arrays, read_own_text
-from jserve.checkpoints.own.model import open_own
+from jserve.checkpoints.own.model import open_own, own_from_parts
 from jserve.checkpoints.own.module import build_own_module
 from jserve.checkpoints.own.report import inspect_own
 from jserve.errors import CheckpointError, ConfigError, SourceError, UnsupportedModel
@@ -24,10 +27,20 @@ from jserve.models.own import for_serving
 from jserve.progress import SILENT
 from jserve.testing.models import tiny_llama
 from jserve.testing.tokenizer import ByteTokenizer
+from jserve.text.tokenizer import Tokenizer
 
 CONFIG = {"width": 8, "inner": {"heads": 1}}
 SMALL = {"max_num_seqs": 1, "max_num_tokens": 8, "num_pages": 8, "program_store": False, "progress": SILENT}
+PIECES = (Path(__file__).parents[2] / "oracle" / "data" / "spm_llama.model").read_bytes()
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+class SmallTokenizer(Tokenizer):
+    """One that fits a model of 16 tokens: the letters a to p."""
+
+    def __init__(self):
+        backend = tokenizers.Tokenizer(models.BPE(vocab={chr(97 + i): i for i in range(16)}, merges=[]))
+        super().__init__(backend, eos_ids=(), bos_id=None, add_bos=False)
 
 
 def my_model(width=8):
@@ -249,10 +262,25 @@ def test_a_tokenizer_is_named_by_its_folder_or_its_file(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<eos>"}}))
     for path in (tmp_path, tmp_path / "tokenizer.json"):
         text, folder = read_own_text(path)
-        assert (text.tokenizer.eos_ids, text.tokenizer.vocab_size, folder) == ((257,), 258, tmp_path)
+        assert (text.tokenizer.eos_ids, text.tokenizer.vocab_size, folder) == ((257,), 258, path)
     for path in (tmp_path / "nowhere.json", tmp_path / "nowhere" / "tokenizer.json"):
-        with pytest.raises(SourceError, match=r"nowhere.* is no tokenizer: looked for tokenizer\.json"):
+        with pytest.raises(SourceError, match=r"nowhere.* is no tokenizer: it does not exist"):
             read_own_text(path)
+
+
+def test_the_very_file_that_is_named_is_the_tokenizer(tmp_path):
+    (tmp_path / "tokenizer.json").write_text(ByteTokenizer().to_json())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<eos>"}))
+    (tmp_path / "v2.json").write_text(ByteTokenizer().to_json().replace("<bos>", "<two>"))
+    assert read_own_text(tmp_path / "v2.json")[0].tokenizer.backend.token_to_id("<two>") == 256
+    (tmp_path / "pieces").mkdir()
+    (tmp_path / "pieces" / "v3.model").write_bytes(PIECES)
+    text, path = read_own_text(tmp_path / "pieces" / "v3.model")
+    assert (text.tokenizer.backend.id_to_token(0), path) == ("<unk>", tmp_path / "pieces" / "v3.model")
+    (tmp_path / "README.md").write_text("hello")
+    for name in ("README.md", "tokenizer_config.json"):
+        with pytest.raises(SourceError, match=rf"{name} is no tokenizer: files that are read are a \.json of"):
+            read_own_text(tmp_path / name)
 
 
 def test_the_template_and_the_sampling_beside_a_checkpoint_count(folder):
@@ -312,6 +340,68 @@ def test_arrays_of_another_module_fail_and_are_shown(folder, check):
     assert any(array.name.startswith("table.embedding") and array.shape == [16, 8] for array in report.arrays)
 
 
+@pytest.mark.parametrize("check", [False, True])
+def test_integers_are_no_parameters_of_floats(folder, module, check):
+    params = pure(module)
+    params["qkv"][0]["bias"] = params["qkv"][0]["bias"].astype(jnp.int32)
+    save(folder / "2", params)
+    report = inspected("MyModel", folder / "2", check=check)
+    assert report.problem.message.splitlines()[1:] == ["  qkv.0.bias: wanted float32, found int32"]
+    assert report.failed
+    with pytest.raises(ConfigError, match=r"do not fit the module:\n  qkv\.0\.bias: wanted float32, found int32$"):
+        own_from_parts((module, params, None), dtype=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "severity", "other"),
+    [("without_length", "error", "logits"), ("linen_without_length", "warning", "parameters")],
+)
+def test_a_module_without_a_length_keeps_its_other_findings(name, severity, other):
+    report = inspected(name, None, check=True)
+    assert report.findings[0].where == "module"
+    assert (severity, other) in {(finding.severity, finding.where) for finding in report.findings[1:]}
+    assert "has no max_position, itself or in its config" in report.findings[0].what
+    assert (report.max_position, report.failed) == (None, True)
+    assert inspected(name, None).failed is False
+
+
+def test_checking_reads_every_array_once(tmp_path, module, monkeypatch):
+    save(tmp_path / "ck", {"params": pure(module), "opt_state": {"mu": np.ones((7, 9), np.float32)}})
+    (tmp_path / "ck" / "config.json").write_text(json.dumps(CONFIG))
+    read = {}
+    plain = StoredArray._read
+
+    def counting(self, region):
+        values = plain(self, region)
+        read[self._name] = read.get(self._name, 0) + values.nbytes
+        return values
+
+    monkeypatch.setattr(StoredArray, "_read", counting)
+    report = inspected("MyModel", tmp_path / "ck", check=True)
+    assert report.digests == "all values finite"
+    assert read == {array.name: array.nbytes for array in report.arrays}
+
+
+@pytest.mark.parametrize("where", ["params", "opt_state"])
+def test_checking_names_what_is_not_finite_wherever_it_lies(tmp_path, module, where):
+    tree = {"params": pure(module), "opt_state": pure(module)}
+    tree[where]["qkv"][1]["bias"] = jnp.full((24,), jnp.nan)
+    save(tmp_path / "ck", tree)
+    (tmp_path / "ck" / "config.json").write_text(json.dumps(CONFIG))
+    with pytest.raises(CheckpointError, match=r"qkv\.1\.bias holds values that are not finite numbers") as error:
+        inspected("MyModel", tmp_path / "ck", check=True)
+    assert len(error.value.message.splitlines()) == 2
+
+
+def test_an_encoder_of_ones_own_is_refused_in_words(tmp_path):
+    with nnx.use_eager_sharding(False):
+        save(tmp_path / "ck", pure(own_models.encoder(nnx.Rngs(0))))
+    with pytest.raises(UnsupportedModel, match=r"has no logits.*, as encoders have none; .* decoders only are served"):
+        LLM("own_models:encoder", checkpoint=tmp_path / "ck", **SMALL)
+    (found,) = [one for one in inspected("encoder", None, check=True).findings if one.severity == "error"]
+    assert "decoders only are served" in found.what
+
+
 def test_a_folder_that_is_not_there_has_a_near_one(folder):
     with pytest.raises(SourceError, match=rf"ckk does not exist; did you mean {folder}\?"):
         inspected("MyModel", folder.parent / "ckk")
@@ -326,6 +416,51 @@ def test_a_module_by_name_is_served_as_its_naive_twin(folder, module):
     with LLM("own_models:MyModel", checkpoint=str(folder), **SMALL) as llm:
         assert (llm.model.name, llm.model.max_model_len, llm.model.vocab_size) == ("MyModel", 64, 16)
         assert llm.generate([1, 2, 3], GREEDY)[0].token_ids == want
+
+
+def test_paths_and_objects_are_taken_where_texts_are(folder, module, tmp_path):
+    with LLM("own_models:MyModel", checkpoint=folder, tokenizer=SmallTokenizer(), **SMALL) as llm:
+        assert llm.generate("ab", GREEDY)[0].usage.prompt_tokens == 2
+    (tmp_path / "t.json").write_text(SmallTokenizer().to_json())
+    with LLM("own_models:MyModel", checkpoint=folder, tokenizer=tmp_path / "t.json", **SMALL) as llm:
+        assert llm.generate("ab", GREEDY)[0].usage.prompt_tokens == 2
+    with pytest.raises(SourceError, match="nowhere"):
+        LLM(tmp_path / "nowhere", progress=SILENT)
+    with pytest.raises(ConfigError, match=r"tokenizer SmallTokenizer: for a MODEL of the form package.module:Class"):
+        LLM(folder, tokenizer=SmallTokenizer(), progress=SILENT)
+    with pytest.raises(ConfigError, match=r"the tokenizer is a builtins\.int"):
+        LLM("own_models:MyModel", checkpoint=folder, tokenizer=7, progress=SILENT)
+
+
+class Watched(np.ndarray):
+    """Says which regions of it are read."""
+
+    def __getitem__(self, region):
+        self.regions.append(region)
+        return super().__getitem__(region)
+
+
+def test_given_parameters_are_read_a_devices_part_at_a_time(module):
+    values = np.asarray(pure(module)["table"]["embedding"]).view(Watched)
+    values.regions = []
+    params = pure(module)
+    params["table"]["embedding"] = values
+    own = own_from_parts((module, params, None), dtype=jnp.bfloat16)
+    mesh = jax.make_mesh((2,), ("tensor",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
+    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("tensor"))
+    wanted = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=split), own.state)
+    got = own.load(wanted)["table"]["embedding"]
+    assert sorted((rows.start, rows.stop) for rows, _ in values.regions) == [(0, 8), (8, 16)]
+    assert got.sharding == split
+    np.testing.assert_array_equal(got, np.asarray(values).astype(jnp.bfloat16))
+
+
+def test_given_arrays_that_are_in_their_place_stay_there(module):
+    own = own_from_parts((module, None, None), dtype=None)
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    wanted = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=here), own.state)
+    got, given = own.load(wanted)["table"]["embedding"], pure(module)["table"]["embedding"]
+    assert got.unsafe_buffer_pointer() == given.unsafe_buffer_pointer()
 
 
 def test_the_dtype_asked_for_wins_over_that_of_a_module_without_one(folder):
@@ -372,7 +507,7 @@ def test_a_linen_llama_equals_ours_from_memory_and_from_a_train_state(tmp_path):
 def test_linen_variables_are_taken_bare_and_what_does_not_fit_is_named():
     values = own_models.linen_values()
     del values["norm"]
-    with pytest.raises(ConfigError, match=r"params\.norm: given nothing, wanted \(32,\)"):
+    with pytest.raises(ConfigError, match=r"params\.norm is missing: wanted \[32\]"):
         LLM(own_models.linen_llama(), values, None, progress=SILENT)
     with pytest.raises(ConfigError, match="LinenLlama was built without values, and params is None"):
         LLM(own_models.linen_llama(), None, None, progress=SILENT)

@@ -11,17 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from jserve.checkpoints.hf.folder import TEXT_SUFFIXES
-from jserve.checkpoints.orbax.layout import (
-    CHECKPOINT_METADATA,
-    COMMITTED,
-    ITEMS,
-    MARKER,
-    MSGPACK,
-    TEMPORARY,
-    is_step_name,
-    step_number,
-)
+from jserve.checkpoints.orbax.layout import CHECKPOINT_METADATA, COMMITTED, ITEMS, MARKER, MSGPACK, TEMPORARY
 from jserve.checkpoints.orbax.read import METADATA_NAME, OCDBT_MANIFEST
+from jserve.checkpoints.orbax.step_names import is_step_name, step_number, step_prefix
 from jserve.checkpoints.sources.store.bucket import Bucket, Children, StoredObject
 from jserve.errors import SourceError
 
@@ -128,7 +120,11 @@ def _look(bucket: Bucket, plan: Plan, folder: str, inside: Children) -> bool:
 
 def _look_at_steps(bucket: Bucket, plan: Plan, folder: str, inside: Children) -> None:
     numbers = {name: step_number(name) for name in (*inside.folders, *inside.files)}
-    steps = sorted((name for name, n in numbers.items() if n is not None), key=lambda name: -(numbers[name] or 0))
+    # Steps of usual names come first, as layout.py has it, and the newest of them.
+    steps = sorted(
+        (name for name, n in numbers.items() if n is not None),
+        key=lambda name: (not is_step_name(name), -(numbers[name] or 0)),
+    )
     if len(steps) > _MAX_STEPS:
         raise SourceError(
             f"{bucket.uri(folder)} holds {len(steps)} steps; at most {_MAX_STEPS} are looked through",
@@ -138,15 +134,20 @@ def _look_at_steps(bucket: Bucket, plan: Plan, folder: str, inside: Children) ->
     committed = bucket.look(_join(folder, name, COMMITTED) for name in folders)
     for key, stored in committed.items():
         plan.take(key, stored)
-    finished = [name for name in folders if not committed or _join(folder, name, COMMITTED) in committed]
-    for name in finished[:_OPENED_STEPS]:
+    done = {name for name in folders if _join(folder, name, COMMITTED) in committed}
+    marked = {step_prefix(name) for name in done}
+    finished = [name for name in folders if name in done or step_prefix(name) not in marked]
+    # The newest of each usual name too: where several are there, layout.py takes none.
+    rivals = {step_prefix(name): name for name in reversed(finished) if is_step_name(name)}
+    opened = list(dict.fromkeys([*finished[:_OPENED_STEPS], *rivals.values()]))
+    for name in opened:
         step = _join(folder, name)
         _look(bucket, plan, step, bucket.children(step))
-    if len(finished) > _OPENED_STEPS:
+    if len(finished) > len(opened):
         plan.notes.append(
-            f"{bucket.uri(folder)} has {len(finished)} finished steps; the newest {_OPENED_STEPS} are looked into"
+            f"{bucket.uri(folder)} has {len(finished)} finished steps; the newest {len(opened)} are looked into"
         )
-        plan.folders -= {_join(folder, name) for name in finished[_OPENED_STEPS:]}
+        plan.folders -= {_join(folder, name) for name in finished if name not in opened}
 
 
 def _look_beside(bucket: Bucket, plan: Plan, path: str) -> None:

@@ -210,6 +210,20 @@ def test_the_newest_finished_step(tmp_path, s3, params):
         open_arrays(f"{s3.uri}/run/12")
 
 
+def test_steps_of_usual_names_come_first_and_rivals_are_refused(tmp_path, s3, params):
+    """Also beyond the few newest steps that are looked into."""
+    run = tmp_path / "run"
+    for name in ("1", "backup_2024", "best_30", "best_31", "best_32", "best_33"):
+        save_standard(run / name, params)
+    s3.upload(run, "run")
+    assert open_arrays(f"{s3.uri}/run").saved.layout.step == "1"
+    for name in ("40", "41", "42", "43", "checkpoint_3"):
+        save_standard(run / name, params)
+    s3.upload(run, "run")
+    with pytest.raises(SourceError, match="2 kinds of names, the newest of each 43, checkpoint_3"):
+        open_arrays(f"{s3.uri}/run")
+
+
 def test_a_damaged_step_is_passed_over(tmp_path, s3, params):
     save_steps(tmp_path / "run", {3: params, 9: params})
     s3.upload(tmp_path / "run", "run")
