@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import models
+from tokenizers import models, pre_tokenizers
 
 from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.shown import shown
@@ -156,6 +156,10 @@ def _from_json(files: HfFiles, file: str) -> tokenizers.Tokenizer:
         files.fail(file, f"not a tokenizer: {error}")
     backend.no_truncation()
     backend.no_padding()
+    cut = backend.pre_tokenizer
+    if isinstance(cut, pre_tokenizers.ByteLevel):  # as transformers has it, the settings win over the vocabulary's file
+        cut.add_prefix_space = files.flag(CONFIG, "add_prefix_space", default=cut.add_prefix_space)
+        backend.pre_tokenizer = cut
     # The backend gives added tokens ids without gaps, whatever the file says.
     listed = files.parsed(file, text).get("added_tokens")
     for token in listed if isinstance(listed, list) else []:

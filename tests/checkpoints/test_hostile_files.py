@@ -1,6 +1,7 @@
 """Files and targets that are not what they are taken for are refused in words, whatever Python makes of them."""
 
 import json
+import os
 import struct
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from jserve.checkpoints.hf.files import read_json
+from jserve.checkpoints.hf.folder import open_hf
 from jserve.checkpoints.hf.safetensors import read_tensor_file
 from jserve.checkpoints.hf.shards import read_index
 from jserve.checkpoints.inspection.inspect import inspect
@@ -18,7 +20,8 @@ from jserve.checkpoints.orbax.msgpack import read_msgpack
 from jserve.checkpoints.orbax.saved import open_saved
 from jserve.checkpoints.own.config import read_config
 from jserve.checkpoints.own.module import build_own_module
-from jserve.errors import CheckpointError, ConfigError
+from jserve.errors import CheckpointError, ConfigError, SourceError
+from jserve.testing.hf import write_tiny_hf
 
 DEEP = b'{"a":' + 100_000 * b"[" + 100_000 * b"]" + b"}"
 
@@ -170,3 +173,24 @@ def test_a_region_of_a_large_msgpack_array_reads_only_its_chunks(tmp_path, monke
     np.testing.assert_array_equal(found.read((slice(2, 4), slice(1, 3))), values.reshape(6, 4)[2:4, 1:3])
     assert read == [4, 4]  # rows 2 and 3 lie in chunks 1 and 2 of 6 values each
     np.testing.assert_array_equal(found.read(), values.reshape(6, 4))
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_pipes_and_loops_are_not_waited_for(tmp_path, name):
+    write_tiny_hf(tmp_path / "m")
+    (tmp_path / "m" / name).unlink()
+    os.mkfifo(tmp_path / "m" / name)
+    with pytest.raises(SourceError, match=rf"{name} is neither a file nor a folder"):
+        open_hf(tmp_path / "m", source="x")
+    (tmp_path / "m" / name).unlink()
+    (tmp_path / "m" / name).symlink_to(name)
+    with pytest.raises(CheckpointError, match="link"):
+        open_hf(tmp_path / "m", source="x")
+
+
+def test_a_header_of_too_many_tensors(tmp_path):
+    empty = {f"t{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(200_001)}
+    header = json.dumps(empty).encode()
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    assert read_tensor_file(path).problems == (f"{path} names 200001 tensors; allowed are 200000",)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers import pre_tokenizers
 
 from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.serving.embed_texts import TextPreparer
@@ -329,3 +330,13 @@ def test_too_large_files_are_not_read(tmp_path):
 def test_what_is_not_built(tmp_path, files, words):
     with pytest.raises(UnsupportedModel, match=words):
         read_hf_tokenizer(write(tmp_path, **files))
+
+
+@pytest.mark.parametrize("asked", [True, False, None])
+def test_a_space_in_front_is_what_the_settings_say(tmp_path, asked):
+    """The vocabulary's file says no; transformers lets its settings win."""
+    backend = ByteTokenizer().backend
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    write(tmp_path, tokenizer__json=backend.to_str(), tokenizer_config__json={"add_prefix_space": asked})
+    ids = read_hf_tokenizer(tmp_path).tokenizer.encode("a", add_special=False)
+    assert len(ids) == (2 if asked else 1)

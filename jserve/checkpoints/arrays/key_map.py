@@ -96,6 +96,9 @@ class KeyMap:
     entries: tuple[Entry, ...]
     ignored: tuple[str, ...] = ()
     """Patterns (``fnmatch``) of tensors that are no parameters, or that may be there twice."""
+    twins: Mapping[str, str] = field(default_factory=dict)
+    """Patterns of tensors that hold a parameter's values once more, and that parameter; they are held against each
+    other when it is read."""
     prefixes: tuple[str, ...] = ("",)
     """What may stand before every name; the first is taken under which there is a tensor of the map."""
     old_endings: Mapping[str, str] = field(default_factory=dict)
@@ -126,7 +129,7 @@ def plan_leaves(
     ``where`` names the files. Raises CheckpointError that lists every parameter whose tensor is missing or has another
     shape, and every tensor that is left over; of very many it lists some.
     """
-    planner = _Planner(key_map, tensors, wanted)
+    planner = _Planner(key_map, tensors, wanted, where=where)
     leaves: dict[Path, LazyArray] = {}
     with suppress(_TooMuchIsWrong):
         leaves = planner.leaves()
@@ -152,9 +155,15 @@ class _TooMuchIsWrong(Exception):
 
 class _Planner:
     def __init__(
-        self, key_map: KeyMap, tensors: Mapping[str, LazyArray], wanted: Mapping[Path, tuple[int, ...]]
+        self,
+        key_map: KeyMap,
+        tensors: Mapping[str, LazyArray],
+        wanted: Mapping[Path, tuple[int, ...]],
+        *,
+        where: str,
     ) -> None:
         self._map = key_map
+        self._where = where
         self._tensors = key_map.named_anew(tensors)
         self._wanted = wanted
         self._prefix = next((p for p in key_map.prefixes if self._present(p)), key_map.prefixes[0])
@@ -169,9 +178,27 @@ class _Planner:
     def leaves(self) -> dict[Path, LazyArray]:
         found = {path: self._leaf(path, shape) for path, shape in self._wanted.items()}
         for name, tensor in self._tensors.items():
+            if name not in self._used and self._is_twin(name, tensor, found):
+                continue
             if name not in self._used and not any(fnmatch.fnmatchcase(name, p) for p in self._map.ignored):
                 self._miss(f"tensor {name} {list(tensor.shape)} {tensor.dtype.name} belongs to no parameter")
         return {path: leaf for path, leaf in found.items() if leaf is not None}
+
+    def _is_twin(self, name: str, tensor: LazyArray, found: dict[Path, LazyArray | None]) -> bool:
+        """Whether ``tensor`` holds a parameter's values once more, which is then held against it."""
+        leaf = next((leaf for p, leaf in self._map.twins.items() if fnmatch.fnmatchcase(name, p)), None)
+        path = () if leaf is None else tuple(leaf.split("."))
+        array = found.get(path)
+        if array is None:  # told of already, where it is missing
+            return path in found
+        if array.shape != tensor.shape:
+            return False
+        found[path] = array.held_against(
+            tensor,
+            f"{self._where}: tensor {name} differs from {leaf}, and the settings say that they are one",
+            fix="if the head is another one, config.json must have tie_word_embeddings = false",
+        )
+        return True
 
     def _present(self, prefix: str) -> bool:
         return any(_named(prefix + e.tensor, layer=0, expert=0) in self._tensors for e in self._map.entries)

@@ -15,6 +15,8 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from jserve.errors import CheckpointError
+
 __all__ = ["LazyArray", "Region", "Source", "aligned_empty"]
 
 Region: TypeAlias = tuple[slice, ...]
@@ -30,6 +32,12 @@ def aligned_empty(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
     raw = np.empty(count + _ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % _ALIGNMENT
     return raw[start : start + count].view(dtype).reshape(shape)
+
+
+def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether arrays of one shape and dtype are equal; NaN equals itself."""
+    left, right = (np.ascontiguousarray(values).reshape(-1).view(np.uint8) for values in (one, other))
+    return bool(np.array_equal(left, right))
 
 
 class Source(Protocol):
@@ -93,6 +101,18 @@ class LazyArray:
         with source.held() if source is not None and source.piece_nbytes > nbytes else nullcontext():
             for first in range(0, self.shape[0], rows):
                 yield self.read((slice(first, first + rows), *(slice(None) for _ in self.shape[1:])))
+
+    def held_against(self, twin: LazyArray, message: str, *, fix: str) -> LazyArray:
+        """This array; reading it raises CheckpointError with ``message`` where ``twin``, of its shape, differs."""
+
+        def read(region: Region) -> np.ndarray:
+            values = self.read_region(region)
+            others = twin.read_region(region).astype(values.dtype, copy=False)
+            if not _same_bits(values, others):
+                raise CheckpointError(message, fix=fix)
+            return values
+
+        return self._view(self.shape, read)
 
     def transposed(self, axes: Sequence[int]) -> LazyArray:
         """As ``numpy.transpose``: axis j of the view is axis ``axes[j]``."""

@@ -37,8 +37,9 @@ KEY_MAP = KeyMap(
         Entry(tensor=_LAYER + "post_feedforward_layernorm.weight", leaf="layers.{i}.post_mlp_norm"),
         Entry(tensor="norm.weight", leaf="norm"),
     ),
-    # The head is the table; of models that also see, only the text half is served.
-    ignored=("*lm_head.weight", "*.rotary_emb.inv_freq", "*vision_tower.*", "*multi_modal_projector.*"),
+    # Of models that also see, only the text half is served.
+    ignored=("*.rotary_emb.inv_freq", "*vision_tower.*", "*multi_modal_projector.*"),
+    twins={"*lm_head.weight": "token_embedding.weight"},
     prefixes=("model.", "language_model.model.", "model.language_model."),
 )
 
@@ -49,8 +50,6 @@ def gemma2(values: Mapping[str, Any]) -> GemmaConfig:
     settings.only("attention_bias", False)
     fields = _fields(settings, vocab_size=256000, max_position=8192, pattern=2)
     rope = read_rope(settings, head_dim=fields["head_dim"], max_position=fields["max_position"], default_theta=10000.0)
-    if rope.rotary_dim != fields["head_dim"]:
-        settings.unsupported("partial_rotary_factor (built for this family: 1.0)")
     return settings.build(
         GemmaConfig,
         {

@@ -46,8 +46,9 @@ KEY_MAP = KeyMap(
         Entry(tensor="h.{i}.mlp.c_proj.weight", leaf="layers.{i}.down", how="D F <- F D"),
         Entry(tensor="h.{i}.mlp.c_proj.bias", leaf="layers.{i}.down_bias"),
     ),
-    # The head is the table; old files keep causal masks.
-    ignored=("*lm_head.weight", "*h.*.attn.bias", "*h.*.attn.masked_bias"),
+    # Old files keep causal masks.
+    ignored=("*h.*.attn.bias", "*h.*.attn.masked_bias"),
+    twins={"*lm_head.weight": "token_embedding.weight"},
     prefixes=("transformer.", ""),
 )
 

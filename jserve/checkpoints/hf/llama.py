@@ -31,7 +31,8 @@ __all__ = [
 ]
 
 _ATTN, _MLP = "model.layers.{i}.self_attn.", "model.layers.{i}.mlp."
-_IGNORED = ("*lm_head.weight", "*.rotary_emb.inv_freq")
+_IGNORED = ("*.rotary_emb.inv_freq",)
+_TWINS = {"*lm_head.weight": "token_embedding.weight"}  # of tied models
 """A tied head may be written out too; old files keep what rotation follows from."""
 _OUTSIDE = (
     Entry(tensor="model.embed_tokens.weight", leaf="token_embedding.weight"),
@@ -68,13 +69,16 @@ def _experts(block: str, gate: str, up: str, down: str) -> tuple[Entry, ...]:
     )
 
 
-KEY_MAP = KeyMap(entries=(*_OUTSIDE, *_ATTENTION, *_FEED_FORWARD), ignored=_IGNORED)
+KEY_MAP = KeyMap(entries=(*_OUTSIDE, *_ATTENTION, *_FEED_FORWARD), ignored=_IGNORED, twins=_TWINS)
 MIXTRAL_KEY_MAP = KeyMap(
-    entries=(*_OUTSIDE, *_ATTENTION, *_experts("block_sparse_moe", gate="w1", up="w3", down="w2")), ignored=_IGNORED
+    entries=(*_OUTSIDE, *_ATTENTION, *_experts("block_sparse_moe", gate="w1", up="w3", down="w2")),
+    ignored=_IGNORED,
+    twins=_TWINS,
 )
 QWEN3_MOE_KEY_MAP = KeyMap(
     entries=(*_OUTSIDE, *_ATTENTION, *_experts("mlp", gate="gate_proj", up="up_proj", down="down_proj")),
     ignored=_IGNORED,
+    twins=_TWINS,
 )
 PHI3_KEY_MAP = KeyMap(
     entries=(
@@ -87,6 +91,7 @@ PHI3_KEY_MAP = KeyMap(
         Entry(tensor=_MLP + "down_proj.weight", leaf="layers.{i}.down"),
     ),
     ignored=_IGNORED,
+    twins=_TWINS,
 )
 
 
@@ -124,7 +129,7 @@ def phi3(values: Mapping[str, Any]) -> LlamaConfig:
     """Phi-3 and Phi-4-mini."""
     settings = HfSettings(values)
     settings.only("attention_bias", False)
-    fields = _fields(settings, eps=1e-5)
+    fields = _fields(settings, eps=1e-5, partial=True)
     fields["windows"] = everywhere(_window(settings, fields), fields["num_layers"])
     return settings.build(LlamaConfig, fields)
 
@@ -167,13 +172,18 @@ def _fields(
     theta: float = 10000.0,
     head_dim: int | None = None,
     width: str = "intermediate_size",
+    partial: bool = False,
 ) -> dict[str, Any]:
     """What all have. The rest are defaults of the family."""
     hidden, heads = settings.size("hidden_size"), settings.size("num_attention_heads")
     head_dim = settings.size("head_dim", head_dim or max(1, hidden // heads))
     settings.only("hidden_act", "silu")
     rope = read_rope(
-        settings, head_dim=head_dim, max_position=settings.size("max_position_embeddings"), default_theta=theta
+        settings,
+        head_dim=head_dim,
+        max_position=settings.size("max_position_embeddings"),
+        default_theta=theta,
+        partial=partial,
     )
     return {
         "vocab_size": settings.size("vocab_size"),

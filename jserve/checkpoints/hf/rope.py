@@ -28,8 +28,14 @@ class Rope:
     """Tokens that the model can be served with."""
 
 
-def read_rope(settings: Settings, *, head_dim: int, max_position: int, default_theta: float) -> Rope:
-    """What ``settings`` say of rotation. ``max_position`` is what they have as max_position_embeddings."""
+def read_rope(
+    settings: Settings, *, head_dim: int, max_position: int, default_theta: float, partial: bool = False
+) -> Rope:
+    """What ``settings`` say of rotation. ``max_position`` is what they have as max_position_embeddings.
+
+    ``partial``: whether the family may leave some dimensions of a head alone. transformers does not ask the others for
+    ``partial_rotary_factor``, so that a file which has it means something else.
+    """
     new, old = settings.inside("rope_parameters"), settings.inside("rope_scaling")
     theta, fraction = settings.number("rope_theta", default_theta), settings.number("partial_rotary_factor", 1.0)
     original = settings.size("original_max_position_embeddings", max_position)
@@ -45,6 +51,8 @@ def read_rope(settings: Settings, *, head_dim: int, max_position: int, default_t
     if fraction > 1.0:
         settings.miss("partial_rotary_factor", fraction, "a number above 0, and at most 1")
         fraction = 1.0
+    if fraction != 1.0 and not partial:
+        settings.unsupported(f"partial_rotary_factor = {fraction:g} (built for this family: 1.0)")
     for unused in (part for part in (new, old) if part is not None and part is not found):
         if unused.values:
             settings.wrong("rope_parameters and rope_scaling are both there; one is wanted")

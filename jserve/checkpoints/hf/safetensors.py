@@ -45,6 +45,7 @@ _DTYPES: Mapping[str, np.dtype] = {
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _MAX_HEADER_BYTES = 100_000_000
 """As in the format's own description."""
+_MAX_TENSORS = 200_000
 _METADATA = "__metadata__"
 _ALIGNMENT = 8
 _PIECE_BYTES = 32 << 20
@@ -81,11 +82,10 @@ def read_tensor_file(path: Path) -> TensorFile:
     except OSError as error:
         return _broken(path, f"cannot be read: {error.strerror}")
     try:
-        entries = {
-            name: msgspec.json.decode(raw, type=_Entry)
-            for name, raw in msgspec.json.decode(header, type=dict[str, msgspec.Raw]).items()
-            if name != _METADATA
-        }
+        listed = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+        if len(listed) > _MAX_TENSORS:
+            return _broken(path, f"names {len(listed)} tensors; allowed are {_MAX_TENSORS}")
+        entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in listed.items() if name != _METADATA}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return _broken(path, f"has a damaged header: {error}")
     begin = 8 + length

@@ -99,6 +99,9 @@ def _how(folder: Path, modules: Mapping[str, str], dimensions: int, wrong: list[
     if settings is None:
         raise CheckpointError(f"{folder / name} is missing; {_MODULES} names it")
     on = sorted(key for key, value in settings.items() if key.startswith("pooling_mode_") and value is True)
+    newer = settings.get("pooling_mode")  # a word for one of them
+    if isinstance(newer, str):
+        on = [next((key for key, how in _POOLINGS.items() if how == newer), newer)]
     if len(on) != 1 or on[0] not in _POOLINGS:
         wrong.append(f"{name} pools by {', '.join(on) or 'nothing'}; built: one of {', '.join(_POOLINGS)}")
     size = settings.get("word_embedding_dimension", dimensions)

@@ -29,7 +29,7 @@ def broken_database(folder: Path, context: ts.Context) -> list[str]:
     Raises ValueError or OSError where the database's own index cannot be read, SourceError where it leads out of the
     folder, CheckpointError where it is larger than that of any checkpoint.
     """
-    store = ts.KvStore.open({"driver": "file", "path": f"{folder.absolute()}/"}, context=context).result()
+    store = ts.KvStore.open({"driver": "file", "path": f"{folder.resolve()}/"}, context=context).result()
     ends: dict[str, int] = {}
     holds: dict[str, list[str]] = {}
     for key, file, end in _values(folder, store, context):

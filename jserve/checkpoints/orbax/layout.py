@@ -126,10 +126,11 @@ def _find(folder: Path) -> list[Layout]:
     why = next((why for place in (real, real.parent) if (why := _why_unfinished(place)) is not None), None)
     if why is not None:
         raise SourceError(f"{folder} is unfinished: {why}", fix="give an older step, or the folder of all steps")
-    if (layout := _one(folder, folder)) is not None:
-        return [layout]
     finished, unfinished = _steps(folder)
     usual = [step for step in finished if is_step_name(step.name)]
+    _refuse_rivals(folder, usual)
+    if not (usual and _holds_steps(folder)) and (layout := _one(folder, folder)) is not None:
+        return [layout]
     for steps in (usual, [step for step in finished if step not in usual]):
         layouts, damaged = _read_steps(folder, steps)
         if layouts:
@@ -146,6 +147,22 @@ def _find(folder: Path) -> list[Layout]:
             raise damaged[0]
         raise_all(f"no step of {folder} can be read:", [error.message for error in damaged])
     raise _nothing(folder, unfinished)
+
+
+def _holds_steps(folder: Path) -> bool:
+    """Whether what is arrays right inside ``folder`` may be passed over for its steps: a copy of the best one, say."""
+    return not any((folder / name).exists() for name in (METADATA_NAME, MARKER, CHECKPOINT_METADATA))
+
+
+def _refuse_rivals(folder: Path, steps: Sequence[Path]) -> None:
+    """Raise SourceError where the parameters of ``folder`` may be those of a step, or those beside the steps."""
+    items = [name for name in ITEMS if name in _items(folder)] if steps and _holds_steps(folder) else []
+    if items:
+        raise SourceError(
+            f"{folder} holds the steps {', '.join(step.name for step in steps[:3])}, and beside them "
+            f"{', '.join(items)}; which is meant cannot be told",
+            fix=f"name it: {steps[0]} or {folder / items[0]}",
+        )
 
 
 def _read_steps(folder: Path, steps: Sequence[Path]) -> tuple[list[Layout], list[CheckpointError]]:

@@ -82,7 +82,7 @@ class TreeMetadata(msgspec.Struct):
 
 def file_kvstore(folder: FilePath) -> Kvstore:
     """A folder of this machine."""
-    return {"driver": "file", "path": f"{folder.absolute()}/"}
+    return {"driver": "file", "path": f"{folder.resolve()}/"}  # TensorStore takes no .. in it
 
 
 def inner_kvstore(base: Kvstore, name: str) -> Kvstore:

@@ -48,7 +48,10 @@ def resolve_member(folder: Path, name: str) -> Path:
     or through it to those that all repositories share; such links work.
     """
     path = folder.joinpath(member_path(name, of=str(folder)))
-    real, home = path.resolve(), folder.resolve()
+    try:
+        real, home = path.resolve(), folder.resolve()
+    except (RuntimeError, OSError):  # Python's words of a loop have changed
+        raise SourceError(f"{path} is a link that leads nowhere", fix="copy the file itself there") from None
     roots = [home]
     snapshots = next((parent for parent in home.parents if parent.name == "snapshots"), None)
     if snapshots is not None and snapshots.parent.name.startswith("models--"):
@@ -57,6 +60,8 @@ def resolve_member(folder: Path, name: str) -> Path:
         raise SourceError(
             f"{path} is a link that leads out of the checkpoint's folder", fix="copy the file itself there"
         )
+    if real.exists() and not (real.is_file() or real.is_dir()):  # a pipe, which would be waited for
+        raise SourceError(f"{path} is neither a file nor a folder", fix="copy the file itself there")
     return path
 
 

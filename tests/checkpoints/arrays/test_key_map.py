@@ -86,3 +86,23 @@ def test_looking_for_problems_ends_somewhere():
         CheckpointError, match=r"\n  l\.0\.e: .* in tensor e\.0\.0, it is missing\n(.*\n)+  and at least"
     ):
         plan_leaves(key_map, {}, {("l", "0", "e"): (1 << 60, 3)}, where="folder")
+
+
+def test_a_tensor_that_holds_a_parameter_once_more_must_be_the_same():
+    key_map = KeyMap(entries=(Entry(tensor="table", leaf="table"),), twins={"*head": "table"})
+    made, lazy = tensors(table=(6, 4))
+    made["table"][0, 0] = np.nan  # what is the same bit for bit is the same
+    wanted = {("table",): (6, 4)}
+    for dtype in (np.float32, np.float64):
+        twin = LazyArray.of(made["table"].astype(dtype))
+        leaf = plan_leaves(key_map, {**lazy, "a.head": twin}, wanted, where="t")["table",]
+        np.testing.assert_array_equal(leaf.read((slice(2, 5), slice(None))), made["table"][2:5])
+    other = made["table"].copy()
+    other[4, 1] += 1
+    leaf = plan_leaves(key_map, {**lazy, "a.head": LazyArray.of(other)}, wanted, where="t")["table",]
+    leaf.read((slice(0, 4), slice(None)))
+    with pytest.raises(CheckpointError, match="t: tensor a.head differs from table") as error:
+        leaf.read()
+    assert "tie_word_embeddings = false" in error.value.fix
+    with pytest.raises(CheckpointError, match="tensor a.head .* belongs to no parameter"):
+        plan_leaves(key_map, {**lazy, "a.head": LazyArray.of(other[:2])}, wanted, where="t")

@@ -216,3 +216,15 @@ def test_there_and_back_by_orbax(folder, tmp_path, pooling):
         assert theirs.prepare(["the quick brown fox"]) == ours.prepare(["the quick brown fox"])
     settings = json.loads((tmp_path / "back" / "tokenizer_config.json").read_text())
     assert settings["pad_token"] == "[PAD]"
+
+
+@pytest.mark.parametrize(("mode", "how"), [("mean", "mean"), ("cls", "cls"), ("lasttoken", None)])
+def test_the_newer_spelling_of_pooling(folder, mode, how):
+    (folder / "1_Pooling" / "config.json").write_text(
+        json.dumps({"word_embedding_dimension": 32, "pooling_mode": mode})
+    )
+    if how is None:
+        with pytest.raises(UnsupportedModel, match="pools by lasttoken; built: one of"):
+            open_checkpoint(str(folder))
+    else:
+        assert open_checkpoint(str(folder)).encoder.pooling.how == how

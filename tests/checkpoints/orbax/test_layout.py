@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -327,3 +328,27 @@ def test_values_that_are_no_arrays(tmp_path):
     assert found.keys() == {("params", "w"), ("step",)}
     assert found["params", "w"].dtype.name == "bfloat16"
     np.testing.assert_array_equal(found["step",].read(), 3)
+
+
+@pytest.mark.parametrize("name", ["init", "best", "final"])
+def test_a_copy_beside_the_steps_does_not_hide_them(tmp_path, params, name):
+    save_steps(tmp_path / "run", {100: params, 200: params})
+    save_standard(tmp_path / "run" / name, params)
+    (layout,) = find_layouts(tmp_path / "run")[:1]
+    assert (layout.step, layout.finished) == ("200", ("200", "100"))
+    assert find_layouts(tmp_path / "run" / name)[0].arrays == tmp_path / "run" / name
+
+
+def test_parameters_beside_steps_are_not_chosen_between(tmp_path, params):
+    save_steps(tmp_path / "run", {100: params})
+    save_standard(tmp_path / "run" / "params", params)
+    with pytest.raises(SourceError, match=r"holds the steps 100, and beside them params; which is meant") as error:
+        find_layouts(tmp_path / "run")
+    assert str(tmp_path / "run" / "params") in error.value.fix
+
+
+def test_a_path_may_climb(tmp_path, params, monkeypatch):
+    save_standard(tmp_path / "ck", params)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert_same(open_saved(Path("../ck")).tree, params)
