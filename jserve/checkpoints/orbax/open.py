@@ -23,7 +23,7 @@ from jserve.checkpoints.orbax.beside import (
 )
 from jserve.checkpoints.orbax.known_trees import recognise
 from jserve.checkpoints.orbax.layout import ITEMS
-from jserve.checkpoints.orbax.peel import fit_tree, holds, peel
+from jserve.checkpoints.orbax.peel import fit_tree, holds, peel, refuse_adapters
 from jserve.checkpoints.orbax.read import Kvstore
 from jserve.checkpoints.orbax.saved import Saved, open_saved
 from jserve.checkpoints.orbax.step_names import is_step_name
@@ -99,6 +99,7 @@ def _leaves(saved: Saved, described: Described) -> tuple[Leaves, str]:
             f"google-deepmind/gemma's, or one with Hugging Face's names; it has {_some(params)}",
             fix=_OWN_MODULE,
         )
+    refuse_adapters(saved.tree, peeled.root, where=where)
     tensors = _under_its_name(known.tensors(params, described.values, where), peeled.root, described.key_map)
     return plan_leaves(described.key_map, tensors, wanted, where=where), f"a tree of {known.name}"
 

@@ -16,7 +16,7 @@ from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.arrays.tree import is_number
 from jserve.errors import CheckpointError
 
-__all__ = ["KEPT_OUT", "Fitted", "Peeled", "fit_tree", "holds", "peel"]
+__all__ = ["KEPT_OUT", "Fitted", "Peeled", "fit_tree", "holds", "peel", "refuse_adapters"]
 
 WRAPPERS = ("params", "model", "model_params", "target", "state")
 """What parameters may lie inside of."""
@@ -44,6 +44,7 @@ KEPT_OUT = frozenset(
     }
 )
 """Parts of a train state that are no parameters."""
+_ADAPTERS = ("adapter", "delta", "lora")
 _VALUE = "value"
 _MAX_WRAPPERS = 3
 
@@ -119,12 +120,24 @@ def fit_tree(
         )
     leaves = best.leaves()
     raise_all(f"{where} does not fit the model:", [*best.wrong, *best.left_over(set(ignored))])
+    refuse_adapters(tree, best.naming.root, where=where)
     return Fitted(
         leaves=leaves,
         root=best.naming.root,
         stored=frozenset(best.found.values()),
         stacked_axis=best.stacked_axis,
     )
+
+
+def refuse_adapters(tree: Mapping[Path, LazyArray], root: Path, *, where: str) -> None:
+    """Raise CheckpointError where what lies beside the parameters at ``root`` changes what they compute, by its name."""
+    beside = {path[i] for i in range(len(root)) for path in tree if path[:i] == root[:i] and path[i] != root[i]}
+    found = [name for name in sorted(beside) if any(word in name.lower() for word in _ADAPTERS)]
+    if found:
+        raise CheckpointError(
+            f"{where} holds {', '.join(found)} beside the parameters; served without, it is another model",
+            fix="merge them into the parameters, and save those",
+        )
 
 
 def holds(tree: Mapping[Path, LazyArray], wanted: Mapping[Path, tuple[int, ...]]) -> bool:

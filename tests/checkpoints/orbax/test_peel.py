@@ -147,3 +147,10 @@ def test_peeling_by_names_alone(params):
     beside = peel(lazy({"model": params, "lm_head": {"kernel": np.ones(2)}}))
     assert beside.root == ()
     assert ("lm_head", "kernel") in beside.params
+
+
+@pytest.mark.parametrize("name", ["lora", "LoRA_params", "adapters", "delta"])
+def test_what_changes_the_parameters_is_not_left_away_in_silence(params, name):
+    tree = lazy({"params": params, name: {"a": np.ones(2)}, "opt_state": {"mu": np.ones(2)}})
+    with pytest.raises(CheckpointError, match=rf"ck holds {name} beside the parameters; served without"):
+        fit_tree(tree, shapes(params), where="ck")
