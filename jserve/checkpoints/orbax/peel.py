@@ -130,7 +130,7 @@ def fit_tree(
 
 
 def refuse_adapters(tree: Mapping[Path, LazyArray], root: Path, *, where: str) -> None:
-    """Raise CheckpointError where what lies beside the parameters at ``root`` changes what they compute, by its name."""
+    """Raise CheckpointError where what lies beside the parameters at ``root`` would change them, by its name."""
     beside = {path[i] for i in range(len(root)) for path in tree if path[:i] == root[:i] and path[i] != root[i]}
     found = [name for name in sorted(beside) if any(word in name.lower() for word in _ADAPTERS)]
     if found:
