@@ -19,7 +19,7 @@ from jserve.checkpoints.hf.files import CONFIG_NAME, read_json
 from jserve.checkpoints.hf.generation import GENERATION_NAME, named_ends, read_sampling
 from jserve.checkpoints.manifest import MANIFEST_NAME
 from jserve.checkpoints.orbax.layout import ITEMS
-from jserve.checkpoints.orbax.step_names import is_step_name
+from jserve.checkpoints.orbax.steps import is_step_name
 from jserve.checkpoints.sources.names import resolve_member
 from jserve.errors import CheckpointError
 from jserve.models.config import ModelConfig

@@ -16,28 +16,32 @@ import msgspec
 
 from jserve.checkpoints.arrays.key_map import raise_all
 from jserve.checkpoints.orbax.read import METADATA_NAME
-from jserve.checkpoints.orbax.step_names import is_step_name, one_prefix, step_number, step_prefix
+from jserve.checkpoints.orbax.steps import (
+    TEMPORARY,
+    Unfinished,
+    final_name,
+    find_steps,
+    is_step_name,
+    one_prefix,
+    step_prefix,
+    why_unfinished,
+)
 from jserve.checkpoints.sources.names import resolve_member
 from jserve.errors import CheckpointError, SourceError, UnsupportedModel
 
 __all__ = [
     "CHECKPOINT_METADATA",
-    "COMMITTED",
     "ITEMS",
     "LOOKED_FOR",
     "MARKER",
     "MSGPACK",
-    "TEMPORARY",
     "Layout",
-    "Unfinished",
     "find_layouts",
     "is_checkpoint",
 ]
 
 MARKER = "orbax.checkpoint"
 CHECKPOINT_METADATA = "_CHECKPOINT_METADATA"
-COMMITTED = "commit_success.txt"
-TEMPORARY = ".orbax-checkpoint-tmp"
 ITEMS = ("params", "model_params", "items", "default", "state", "pytree", "model")
 """Items that may hold parameters, likeliest first."""
 MSGPACK = ("flax_model.msgpack", "checkpoint")
@@ -47,14 +51,6 @@ LOOKED_FOR = (
     f".zarray folders, {', '.join(MSGPACK)}"
 )
 _MAX_METADATA_BYTES = 16 << 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class Unfinished:
-    """A step that was not written to its end."""
-
-    name: str
-    why: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,13 +119,14 @@ def _find(folder: Path) -> list[Layout]:
     if folder.is_file():
         return [_msgpack(folder, folder)]
     real = folder.resolve()
-    why = next((why for place in (real, real.parent) if (why := _why_unfinished(place)) is not None), None)
+    why = next((why for place in (real, real.parent) if (why := why_unfinished(place)) is not None), None)
     if why is not None:
         raise SourceError(f"{folder} is unfinished: {why}", fix="give an older step, or the folder of all steps")
-    finished, unfinished = _steps(folder)
+    finished, unfinished = find_steps(folder)
     usual = [step for step in finished if is_step_name(step.name)]
-    _refuse_rivals(folder, usual)
-    if not (usual and _holds_steps(folder)) and (layout := _one(folder, folder)) is not None:
+    if usual and not _is_tree(folder) and any(_read_steps(folder, usual)):
+        _refuse_rivals(folder, usual)  # other arrays beside steps, such as a copy of the best one, are passed over
+    elif (layout := _one(folder, folder)) is not None:
         return [layout]
     for steps in (usual, [step for step in finished if step not in usual]):
         layouts, damaged = _read_steps(folder, steps)
@@ -139,7 +136,7 @@ def _find(folder: Path) -> list[Layout]:
             passed_over = tuple(
                 step
                 for step in unfinished
-                if is_step_name(_final(step.name)) or step_prefix(_final(step.name)) == prefix
+                if is_step_name(final_name(step.name)) or step_prefix(final_name(step.name)) == prefix
             )
             words = tuple(error.message for error in damaged)
             return [replace(layout, finished=names, unfinished=passed_over, damaged=words) for layout in layouts]
@@ -149,14 +146,14 @@ def _find(folder: Path) -> list[Layout]:
     raise _nothing(folder, unfinished)
 
 
-def _holds_steps(folder: Path) -> bool:
-    """Whether what is arrays right inside ``folder`` may be passed over for its steps: a copy of the best one, say."""
-    return not any((folder / name).exists() for name in (METADATA_NAME, MARKER, CHECKPOINT_METADATA))
+def _is_tree(folder: Path) -> bool:
+    """Whether ``folder`` is a tree or a step itself, by files that only those have."""
+    return any((folder / name).exists() for name in (METADATA_NAME, MARKER, CHECKPOINT_METADATA))
 
 
 def _refuse_rivals(folder: Path, steps: Sequence[Path]) -> None:
     """Raise SourceError where the parameters of ``folder`` may be those of a step, or those beside the steps."""
-    items = [name for name in ITEMS if name in _items(folder)] if steps and _holds_steps(folder) else []
+    items = [name for name in ITEMS if name in _items(folder)]
     if items:
         raise SourceError(
             f"{folder} holds the steps {', '.join(step.name for step in steps[:3])}, and beside them "
@@ -249,39 +246,6 @@ def _items(folder: Path) -> list[str]:
 
 def _is_array(folder: Path) -> bool:
     return (folder / ".zarray").is_file() or (folder / "zarr.json").is_file()
-
-
-def _steps(folder: Path) -> tuple[list[Path], tuple[Unfinished, ...]]:
-    """Finished steps, newest first, and those that are not."""
-    numbered: dict[Path, int] = {}
-    unfinished = []
-    for child in sorted(folder.iterdir()):
-        number = step_number(_final(child.name))
-        if number is None or not (child.is_dir() or child.name.startswith("checkpoint_")):
-            continue
-        why = _why_unfinished(child)
-        if why is None:
-            numbered[child] = number
-        else:
-            unfinished.append(Unfinished(name=child.name, why=why))
-    return sorted(numbered, key=numbered.__getitem__, reverse=True), tuple(unfinished)
-
-
-def _final(name: str) -> str:
-    """What a step will be called once it is finished."""
-    return name.partition(TEMPORARY)[0]
-
-
-def _why_unfinished(folder: Path) -> str | None:
-    if TEMPORARY in folder.name:
-        return f"its name has {TEMPORARY} in it, which Orbax takes away when all is written"
-    prefix = step_prefix(folder.name)
-    if prefix is None or not folder.is_dir() or (folder / COMMITTED).exists():
-        return None
-    siblings = (child for child in folder.parent.iterdir() if step_prefix(child.name) == prefix and child != folder)
-    if any((sibling / COMMITTED).exists() for sibling in siblings):
-        return f"it has no {COMMITTED}, and other steps beside it have"
-    return None
 
 
 def _nothing(folder: Path, unfinished: Sequence[Unfinished]) -> CheckpointError:

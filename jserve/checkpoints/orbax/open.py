@@ -26,7 +26,7 @@ from jserve.checkpoints.orbax.layout import ITEMS
 from jserve.checkpoints.orbax.peel import fit_tree, holds, peel, refuse_adapters
 from jserve.checkpoints.orbax.read import Kvstore
 from jserve.checkpoints.orbax.saved import Saved, open_saved
-from jserve.checkpoints.orbax.step_names import is_step_name
+from jserve.checkpoints.orbax.steps import is_step_name
 from jserve.checkpoints.sources.names import called
 from jserve.errors import UnsupportedModel
 from jserve.progress import SILENT, Progress

@@ -21,13 +21,13 @@ from jserve.checkpoints.hf.shards import INDEX_NAME, read_index, single_name
 from jserve.checkpoints.manifest import ARRAYS_FOLDER, MANIFEST_NAME
 from jserve.checkpoints.orbax.layout import (
     CHECKPOINT_METADATA,
-    COMMITTED,
     LOOKED_FOR,
     MARKER,
     find_layouts,
     is_checkpoint,
 )
 from jserve.checkpoints.orbax.read import METADATA_NAME
+from jserve.checkpoints.orbax.steps import COMMITTED
 from jserve.checkpoints.sources.local import is_hf
 from jserve.checkpoints.sources.names import member_path, refuse_pickle
 from jserve.checkpoints.sources.uri import HubSource

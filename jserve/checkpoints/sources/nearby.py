@@ -6,7 +6,7 @@ import difflib
 from pathlib import Path
 
 from jserve.checkpoints.orbax.layout import find_layouts, is_checkpoint
-from jserve.checkpoints.orbax.step_names import is_step_name
+from jserve.checkpoints.orbax.steps import is_step_name
 from jserve.errors import CheckpointError
 
 __all__ = ["instead"]

@@ -339,6 +339,12 @@ def test_a_copy_beside_the_steps_does_not_hide_them(tmp_path, params, name):
     assert find_layouts(tmp_path / "run" / name)[0].arrays == tmp_path / "run" / name
 
 
+def test_a_number_that_is_no_step_hides_nothing(tmp_path, params):
+    save_standard(tmp_path / "run" / "params", params)
+    (tmp_path / "run" / "2024").mkdir()
+    assert find_layouts(tmp_path / "run")[0].item == "params"
+
+
 def test_parameters_beside_steps_are_not_chosen_between(tmp_path, params):
     save_steps(tmp_path / "run", {100: params})
     save_standard(tmp_path / "run" / "params", params)

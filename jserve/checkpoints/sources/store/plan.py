@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from jserve.checkpoints.hf.folder import TEXT_SUFFIXES
-from jserve.checkpoints.orbax.layout import CHECKPOINT_METADATA, COMMITTED, ITEMS, MARKER, MSGPACK, TEMPORARY
+from jserve.checkpoints.orbax.layout import CHECKPOINT_METADATA, ITEMS, MARKER, MSGPACK
 from jserve.checkpoints.orbax.read import METADATA_NAME, OCDBT_MANIFEST
-from jserve.checkpoints.orbax.step_names import is_step_name, step_number, step_prefix
+from jserve.checkpoints.orbax.steps import COMMITTED, TEMPORARY, is_step_name, step_number, step_prefix
 from jserve.checkpoints.sources.store.bucket import Bucket, Children, StoredObject
 from jserve.errors import SourceError
 
@@ -78,7 +78,9 @@ def make_plan(bucket: Bucket, path: str, top: Children) -> Plan:
     """What is looked at of the checkpoint ``path``, in which is ``top``. Raises SourceError as ``Bucket`` does."""
     plan = Plan(folders={path} if path else set())
     whole = _look(bucket, plan, path, top)
-    if not whole:
+    # Steps come before other arrays beside them, as layout.py has it.
+    is_tree = any(name in top.files for name in (METADATA_NAME, MARKER, CHECKPOINT_METADATA))
+    if not whole or (not is_tree and any(is_step_name(name) for name in top.folders)):
         _look_at_steps(bucket, plan, path, top)
     if not _temporary(path) and step_number(PurePosixPath(path).name) is not None and COMMITTED not in top.files:
         _look_beside(bucket, plan, path)

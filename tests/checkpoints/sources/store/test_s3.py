@@ -224,6 +224,15 @@ def test_steps_of_usual_names_come_first_and_rivals_are_refused(tmp_path, s3, pa
         open_arrays(f"{s3.uri}/run")
 
 
+def test_a_copy_beside_the_steps_does_not_hide_them(tmp_path, s3, params):
+    save_steps(tmp_path / "run", {n: jax.tree.map(lambda a, n=n: a + n, params) for n in (1, 3)})
+    save_standard(tmp_path / "run" / "best", params)
+    s3.upload(tmp_path / "run", "run")
+    opened = open_arrays(f"{s3.uri}/run")
+    assert opened.saved.layout.step == "3"
+    assert_same(leaves(opened, params), jax.tree.map(lambda a: a + 3, params))
+
+
 def test_a_damaged_step_is_passed_over(tmp_path, s3, params):
     save_steps(tmp_path / "run", {3: params, 9: params})
     s3.upload(tmp_path / "run", "run")
