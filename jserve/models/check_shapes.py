@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -35,8 +36,35 @@ def check_shapes(graphdef: Any, state: nnx.State, *, vocab_size: int | None) -> 
         pass
     except MethodFailed as failed:
         shapes.failed(failed)
+    if not shapes.findings:
+        shapes.findings += _compiled(graphdef, pure)
     usable = not any(finding.severity == "error" for finding in shapes.findings)
     return shapes.findings, shapes.width if usable else None
+
+
+def _compiled(graphdef: Any, params: Any) -> list[Finding]:
+    """What goes wrong where the module is traced again, in a loop and for other numbers of rows, as programs are."""
+    notes = Notes()
+
+    def program(rows: int, params: Any) -> Any:
+        def body(at: Any, count: Any) -> Any:
+            model = nnx.merge(graphdef, params)
+            step = probe_step(rows, lambda asked: asked.q)
+            each_method(model, jnp.zeros((rows,), jnp.int32) + at, step, notes, seen=lambda *_: None)
+            return count
+
+        return jax.lax.fori_loop(0, 2, body, jnp.int32(0))
+
+    for rows in (1, 16):
+        try:
+            jax.eval_shape(partial(program, rows), params)
+        except MethodFailed as failed:
+            what = f"where it is compiled in a loop over {rows} row{'s' if rows > 1 else ''} it raised " + in_words(
+                failed.error
+            )
+            fix = "compute everything from the arguments and the parameters; keep nothing from one call to the next"
+            return [Finding(severity="error", where=failed.where, what=what, fix=fix)]
+    return []
 
 
 def _tokens() -> jax.ShapeDtypeStruct:

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import os
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from flax import linen as nn
 from flax import nnx
 
-from jserve.errors import ConfigError, UnsupportedModel
+from jserve.errors import ConfigError, JserveError, UnsupportedModel
 from jserve.models.linen import from_linen
 
-__all__ = ["for_serving", "in_words", "length_if_known", "length_of", "random_leaves", "type_name"]
+__all__ = [
+    "for_serving",
+    "in_words",
+    "leaves_beside_params",
+    "length_if_known",
+    "length_of",
+    "random_leaves",
+    "traced_in_words",
+    "type_name",
+]
 
 
 def for_serving(module: Any) -> nnx.Module:
@@ -49,6 +60,12 @@ def random_leaves(module: Any) -> list[tuple[str, ...]]:
         return []
     random = nnx.split(module, nnx.RngState, ...)[1]
     return [tuple(map(str, path)) for path, _ in nnx.to_flat_state(random)]
+
+
+def leaves_beside_params(module: nnx.Module) -> list[tuple[str, ...]]:
+    """Paths of the arrays that are no ``nnx.Param``: other Variables, and arrays that attributes hold as they are."""
+    leaves = nnx.to_flat_state(nnx.split(module)[1])
+    return [tuple(map(str, path)) for path, leaf in leaves if not isinstance(leaf, nnx.Param)]
 
 
 def length_if_known(module: Any) -> int | None:
@@ -90,6 +107,21 @@ def in_words(error: BaseException) -> str:
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     first = (str(error).strip().splitlines() or [""])[0]
     return f"{type(error).__name__}: {first}{where}"
+
+
+@contextmanager
+def traced_in_words() -> Iterator[None]:
+    """Whatever a user's module raises while its methods are traced comes out as UnsupportedModel that says where."""
+    try:
+        yield
+    except JserveError:
+        raise
+    except Exception as error:
+        raise UnsupportedModel(
+            f"the model cannot be compiled: tracing it raised {in_words(error)}",
+            fix="jserve inspect --check package.module:Class says what the model contract asks for; see also "
+            "docs/bring_your_own.md",
+        ) from error
 
 
 def _is_users(filename: str) -> bool:
