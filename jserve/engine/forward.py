@@ -11,8 +11,8 @@ one copy of it:
 The halves come from tracing a layer twice: up to its call of ``attend``, and with the answer given. Weights stay where
 they are: a switch reads those of its branch, where a loop over stacked weights would copy a slice of them.
 A module in one piece has no layers to group: its attention is compiled once a layer. So it is where a layer has
-transforms of NNX in it (``nnx.remat``, ``nnx.jit``): these take only modules that were merged in the very trace that
-they run in, which is the one around the loop.
+transforms of NNX in it (``nnx.remat``, ``nnx.jit``): they take a module only in the very trace that it was merged in,
+and that is the one around the loop.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax.errors import TraceContextError
 from jax import Array
 from jax.errors import UnexpectedTracerError
 from jax.sharding import Mesh, PartitionSpec
@@ -75,6 +74,8 @@ class Layers:
     batch: Batch
     layout: CacheLayout
     mesh: Mesh
+    grouped: bool = True
+    """False where no layer may be cut in two."""
 
     @property
     def outside(self) -> Step:
@@ -92,13 +93,10 @@ class Layers:
         for (pool, alike), members in groupby(range(self.model.num_layers), key=lambda i: asked[i][:2]):
             layers = list(members)
             if alike is None or len(layers) == 1:
-                x, pools[pool] = self._one_by_one(layers, x, pools[pool])
-                continue
-            try:
+                for i in layers:
+                    x, pools[pool] = self._whole(i, x, pools[pool])
+            else:
                 x, pools[pool] = self._loop(layers, [asked[i][2] for i in layers], x, pools[pool])
-            except TraceContextError as error:  # of what comes after attend
-                _only_transforms(error)
-                x, pools[pool] = self._one_by_one(layers, x, pools[pool])
         return x, pools
 
     def in_one_piece(self, tokens: Int32[Array, " T"], pools: Pools) -> tuple[Float[Array, "T V"], Pools]:
@@ -119,7 +117,7 @@ class Layers:
         cannot or need not be cut in two."""
         pool = self.layout.place(i)[0]
         options: dict[str, Any] = {}
-        if self.mesh.devices.flat[0].platform != "cpu":
+        if not self.grouped or self.mesh.devices.flat[0].platform != "cpu":
             return pool, None, options
 
         def before(x: Stream) -> Arrays:
@@ -131,16 +129,8 @@ class Layers:
             shapes = jax.eval_shape(before, x)
         except UnexpectedTracerError:  # a layer that traces inside itself, such as one that is rematerialized
             return pool, None, options
-        except TraceContextError as error:
-            _only_transforms(error)
-            return pool, None, options
         alike = [(name, value) for name, value in options.items() if name != "window"]
         return pool, (tuple(alike), tuple(s and (s.shape, s.dtype) for s in shapes)), options
-
-    def _one_by_one(self, layers: list[int], x: Stream, pool: Array) -> tuple[Stream, Array]:
-        for i in layers:
-            x, pool = self._whole(i, x, pool)
-        return x, pool
 
     def _whole(self, i: int, x: Stream, pool: Array) -> tuple[Stream, Array]:
         """Layer i in one piece."""
@@ -226,13 +216,6 @@ class Layers:
         q, k, v, sinks = arrays
         seen, pool = kernel(q, k, v, pool, sinks, window, *where)
         return seen, pool
-
-
-def _only_transforms(error: TraceContextError) -> None:
-    """Raise ``error`` again unless a transform of NNX took a module of another trace: variables that a module changes
-    while it runs are lost, in one piece too. Flax has no type for the one and the other."""
-    if "extract graph node" not in str(error):
-        raise error
 
 
 def _arrays(query: Query) -> Arrays:

@@ -9,12 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.errors import TraceContextError
 from flax.nnx.tracers import TraceState
 from jax.errors import ConcretizationTypeError
 
 from jserve.models.contract import METHODS, is_whole, only_decoders
 from jserve.models.finding import Finding
-from jserve.models.own import in_words
+from jserve.models.own import LOST, in_words, is_transforms
 from jserve.models.probe import Asked, MethodFailed, Notes, each_method, probe_step
 from sharding import LOGICAL_AXES, param_axes
 
@@ -43,14 +44,24 @@ def check_shapes(graphdef: Any, state: nnx.State, *, vocab_size: int | None) -> 
 
 
 def _compiled(graphdef: Any, params: Any) -> list[Finding]:
-    """What goes wrong where the module is traced again, in a loop and for other numbers of rows, as programs are."""
+    """What goes wrong where the module is traced as programs are: in a loop, again and again, over other numbers of
+    rows, and each layer in a trace of its own."""
     notes = Notes()
 
     def program(rows: int, params: Any) -> Any:
         def body(at: Any, count: Any) -> Any:
-            model = nnx.merge(graphdef, params)
+            model, seen = nnx.merge(graphdef, params), []
             step = probe_step(rows, lambda asked: asked.q)
-            each_method(model, jnp.zeros((rows,), jnp.int32) + at, step, notes, seen=lambda *_: None)
+            tokens = jnp.zeros((rows,), jnp.int32) + at
+            each_method(model, tokens, step, notes, seen=lambda _, x: seen.append(x))
+            for i in range(0 if is_whole(model) else model.num_layers):
+                with notes.at(f"layer {i}"):
+                    try:
+                        jax.eval_shape(partial(_layer, model, i, step), seen[i])
+                    except TraceContextError as error:
+                        if not is_transforms(error):
+                            raise
+                        model = nnx.merge(graphdef, params)  # it leaves one in pieces
             return count
 
         return jax.lax.fori_loop(0, 2, body, jnp.int32(0))
@@ -59,12 +70,21 @@ def _compiled(graphdef: Any, params: Any) -> list[Finding]:
         try:
             jax.eval_shape(partial(program, rows), params)
         except MethodFailed as failed:
-            what = f"where it is compiled in a loop over {rows} row{'s' if rows > 1 else ''} it raised " + in_words(
-                failed.error
-            )
-            fix = "compute everything from the arguments and the parameters; keep nothing from one call to the next"
-            return [Finding(severity="error", where=failed.where, what=what, fix=fix)]
+            many = "1 row" if rows == 1 else f"{rows} rows"
+            fix = "compute everything from the arguments and the parameters, for any number of rows"
+            return [
+                Finding(
+                    severity="error",
+                    where=failed.where,
+                    what=f"compiled for {many} it raised {in_words(failed.error)}",
+                    fix=LOST if isinstance(failed.error, TraceContextError) else fix,
+                )
+            ]
     return []
+
+
+def _layer(model: Any, i: int, step: Any, x: Any) -> Any:
+    return model.layer(i, x, step)
 
 
 def _tokens() -> jax.ShapeDtypeStruct:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,13 +12,16 @@ from typing import Any
 
 from flax import linen as nn
 from flax import nnx
+from flax.errors import TraceContextError
 
 from jserve.errors import ConfigError, JserveError, UnsupportedModel
 from jserve.models.linen import from_linen
 
 __all__ = [
+    "LOST",
     "for_serving",
     "in_words",
+    "is_transforms",
     "leaves_beside_params",
     "length_if_known",
     "length_of",
@@ -109,6 +113,23 @@ def in_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {first}{where}"
 
 
+LOST = (
+    "change no variable while the module runs; and give nnx.remat, nnx.jit and the like, which write back what they "
+    "are given, only submodules of nnx.Param; or use jax.checkpoint and jax.jit over arrays in their place"
+)
+"""What to do about a TraceContextError that is not ``is_transforms``."""
+
+
+def is_transforms(error: TraceContextError) -> bool:
+    """Whether a transform of NNX (``nnx.remat``, ``nnx.jit``) raised it over a submodule that was merged in the trace
+    around: it would run in that one.
+
+    False where a variable is changed that is no ``nnx.Param``: what it becomes is lost, in whichever trace. Flax tells
+    these apart by its words alone; a Param is only ever written back as it was.
+    """
+    return bool(re.search(r"extract graph node|mutate \w*Param\b", str(error)))
+
+
 @contextmanager
 def traced_in_words() -> Iterator[None]:
     """Whatever a user's module raises while its methods are traced comes out as UnsupportedModel that says where."""
@@ -117,10 +138,10 @@ def traced_in_words() -> Iterator[None]:
     except JserveError:
         raise
     except Exception as error:
+        check = "see what jserve inspect --check package.module:Class says of it"
         raise UnsupportedModel(
             f"the model cannot be compiled: tracing it raised {in_words(error)}",
-            fix="jserve inspect --check package.module:Class says what the model contract asks for; see also "
-            "docs/bring_your_own.md",
+            fix=LOST if isinstance(error, TraceContextError) else check,
         ) from error
 
 
