@@ -19,7 +19,7 @@ from jserve.models.own import LOST, in_words, is_transforms
 from jserve.models.probe import Asked, MethodFailed, Notes, each_method, probe_step
 from sharding import LOGICAL_AXES, param_axes
 
-__all__ = ["check_axes", "check_shapes"]
+__all__ = ["check_axes", "check_compiled", "check_shapes"]
 
 _ROWS = 7
 
@@ -37,15 +37,13 @@ def check_shapes(graphdef: Any, state: nnx.State, *, vocab_size: int | None) -> 
         pass
     except MethodFailed as failed:
         shapes.failed(failed)
-    if not shapes.findings:
-        shapes.findings += _compiled(graphdef, pure)
     usable = not any(finding.severity == "error" for finding in shapes.findings)
     return shapes.findings, shapes.width if usable else None
 
 
-def _compiled(graphdef: Any, params: Any) -> list[Finding]:
-    """What goes wrong where the module is traced as programs are: in a loop, again and again, over other numbers of
-    rows, and each layer in a trace of its own."""
+def check_compiled(graphdef: Any, params: Any) -> list[Finding]:
+    """What goes wrong where a module, which runs eagerly, is traced as programs are: in a loop, again and again, over
+    other numbers of rows, and each layer in a trace of its own."""
     notes = Notes()
 
     def program(rows: int, params: Any) -> Any:
