@@ -92,7 +92,7 @@ class Tables(MyModel):
         self.shift = nnx.Variable(jnp.arange(4.0))
 
     def embed(self, tokens, step):
-        x = self.table(tokens) + self.waves[step.positions] + self.shift[...]
+        x = self.table(tokens) + self.waves[step.positions] + self.shift[...][None]
         return jnp.where(jnp.asarray(self.mask)[tokens][:, None], x, -x)
 
 
