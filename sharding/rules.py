@@ -2,7 +2,8 @@
 
 A parameter says what its dimensions mean, such as ``("heads", "head_dim", "embed")``, in the ``out_sharding``
 metadata of its ``nnx.Param``; None stands for a dimension of no meaning here (replicated). Where each meaning
-lies on the mesh is decided in one place, by a rule set.
+lies on the mesh is decided in one place, by a rule set. An array that a module holds as it is, in no ``nnx.Variable``,
+declares nothing.
 """
 
 from __future__ import annotations
@@ -75,10 +76,9 @@ def check_divisible(
     """
     sizes: dict[str, dict[tuple[str, int], str]] = {}
 
-    def note(path: str, param: nnx.Variable[Any]) -> None:
-        for axis, mesh_axis, size in zip(
-            _axes(param), partition(_axes(param), rules), param.get_value().shape, strict=False
-        ):
+    def note(path: str, param: Any) -> None:
+        shape = (param.get_value() if isinstance(param, nnx.Variable) else param).shape
+        for axis, mesh_axis, size in zip(_axes(param), partition(_axes(param), rules), shape, strict=False):
             if axis is not None and mesh_axis is not None:
                 sizes.setdefault(mesh_axis, {}).setdefault((axis, size), path)
 
@@ -95,12 +95,12 @@ def check_divisible(
         raise ValueError("; ".join(problems))
 
 
-def _axes(param: nnx.Variable[Any]) -> Axes:
-    return tuple(param.get_metadata().get("out_sharding") or ())
+def _axes(param: Any) -> Axes:
+    return tuple(param.get_metadata().get("out_sharding") or ()) if isinstance(param, nnx.Variable) else ()
 
 
-def _map_params(state: Any, function: Callable[[str, nnx.Variable[Any]], Any], path: str = "") -> Any:
-    """``function(dotted path, variable)`` of every variable, in nested dicts."""
-    if isinstance(state, nnx.Variable):
+def _map_params(state: Any, function: Callable[[str, Any], Any], path: str = "") -> Any:
+    """``function(dotted path, variable or plain array)`` of every leaf, in nested dicts."""
+    if not isinstance(state, Mapping):
         return function(path, state)
     return {key: _map_params(value, function, f"{path}.{key}" if path else str(key)) for key, value in state.items()}

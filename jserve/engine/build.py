@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +30,7 @@ from jserve.engine.state import CacheLayout
 from jserve.engine.store import ProgramStore
 from jserve.errors import CheckpointError, ConfigError, DeviceError, MeshError, UnsupportedModel
 from jserve.models.contract import is_whole, trace_layer_caches
+from jserve.models.own import traced_in_words
 from jserve.request import FinishReason, Request, ResolvedSampling, TokenDelta
 
 __all__ = ["EngineModel", "build_engine", "default_num_tokens", "not_finite"]
@@ -77,7 +79,8 @@ def build_engine(
     if unbuilt:
         raise MeshError(f"mesh axes {unbuilt} are not built yet; allowed: tensor", fix='--mesh "tensor=N"')
 
-    layers, width = trace_layer_caches(model.graphdef, model.param_shapes)
+    with _tracing(model):
+        layers, width = trace_layer_caches(model.graphdef, model.param_shapes)
     vocab_size = width if model.vocab_size is None else model.vocab_size
     if vocab_size > width:
         raise UnsupportedModel(f"the tokenizer has {vocab_size} ids and the model's head only {width}")
@@ -160,6 +163,11 @@ def build_engine(
         raise
     engine.mark_ready()
     return engine
+
+
+def _tracing(model: EngineModel) -> AbstractContextManager[None]:
+    """What code that is not jserve's raises is told in words; what jserve's raises is a fault with a traceback."""
+    return nullcontext() if model.own_code else traced_in_words()
 
 
 def default_num_tokens(platform: str) -> int:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from jserve.engine.scheduler import SchedulerConfig
 from jserve.engine.state import CacheLayout, new_pools, new_state, state_shapes
 from jserve.engine.step import Outputs, Programs
 from jserve.engine.store import ProgramStore
+from jserve.models.own import traced_in_words
 from jserve.request import TokenLogprob
 
 __all__ = ["Executor", "Running"]
@@ -61,6 +63,7 @@ class Executor:
         self._params: Any = None
         self._graphdef = graphdef
         self._own_code = own_code
+        self._tracing = nullcontext if own_code else traced_in_words
         self._builder = Programs(
             graphdef=graphdef, layout=layout, mesh=mesh, vocab_size=vocab_size, max_steps=config.max_steps
         )
@@ -84,7 +87,8 @@ class Executor:
         kind, size = shape
         function = jax.jit(self._builder.function(kind), donate_argnums=(1, 2))
         pools, state = self.layout.pool_shapes(self.mesh), state_shapes(self.config.max_num_seqs, self.mesh)
-        return function.lower(self._param_shapes, pools, state, self._plan_shapes(kind, size))
+        with self._tracing():
+            return function.lower(self._param_shapes, pools, state, self._plan_shapes(kind, size))
 
     def _plan_shapes(self, kind: str, size: int) -> Any:
         config, num_slots = self.config, self.config.max_num_seqs

@@ -10,7 +10,9 @@ one copy of it:
 
 The halves come from tracing a layer twice: up to its call of ``attend``, and with the answer given. Weights stay where
 they are: a switch reads those of its branch, where a loop over stacked weights would copy a slice of them.
-A module in one piece has no layers to group: its attention is compiled once a layer.
+A module in one piece has no layers to group: its attention is compiled once a layer. So it is where a layer has
+transforms of NNX in it (``nnx.remat``, ``nnx.jit``): they take a module only in the very trace that it was merged in,
+and that is the one around the loop.
 """
 
 from __future__ import annotations
@@ -72,6 +74,8 @@ class Layers:
     batch: Batch
     layout: CacheLayout
     mesh: Mesh
+    grouped: bool = True
+    """False where no layer may be cut in two."""
 
     @property
     def outside(self) -> Step:
@@ -113,7 +117,7 @@ class Layers:
         cannot or need not be cut in two."""
         pool = self.layout.place(i)[0]
         options: dict[str, Any] = {}
-        if self.mesh.devices.flat[0].platform != "cpu":
+        if not self.grouped or self.mesh.devices.flat[0].platform != "cpu":
             return pool, None, options
 
         def before(x: Stream) -> Arrays:

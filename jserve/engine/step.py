@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.errors import TraceContextError
 from jax import Array
 from jax.sharding import Mesh
 from jaxtyping import Bool, Float, Float32, Int32, Shaped
@@ -24,6 +25,7 @@ from jserve.engine.plan import DecodeArrays, MixedArrays, RowArrays
 from jserve.engine.sampler import SamplingRows, sample
 from jserve.engine.state import CacheLayout, SlotState
 from jserve.models.contract import is_whole
+from jserve.models.own import is_transforms
 from jserve.request import MAX_LOGPROBS
 
 __all__ = ["Outputs", "Programs"]
@@ -161,13 +163,22 @@ class Programs:
         select: Int32[Array, " R"] | None,
     ) -> tuple[Float[Array, "_ V"], Pools]:
         """Logits of the selected tokens (all where None), and the pools with this step's K and V."""
-        model = nnx.merge(self.graphdef, params)
-        layers = Layers(model=model, batch=batch, layout=self.layout, mesh=self.mesh)
-        if is_whole(model):
-            every, pools = layers.in_one_piece(tokens, pools)
-            return every if select is None else every[select], pools
-        x, pools = layers(model.embed(tokens, layers.outside), pools)
-        return model.logits(x if select is None else x[select]), pools
+
+        def run(*, grouped: bool) -> tuple[Float[Array, "_ V"], Pools]:
+            model = nnx.merge(self.graphdef, params)  # each time: a transform that failed leaves one in pieces
+            layers = Layers(model=model, batch=batch, layout=self.layout, mesh=self.mesh, grouped=grouped)
+            if is_whole(model):
+                every, after = layers.in_one_piece(tokens, pools)
+                return every if select is None else every[select], after
+            x, after = layers(model.embed(tokens, layers.outside), pools)
+            return model.logits(x if select is None else x[select]), after
+
+        try:
+            return run(grouped=True)
+        except TraceContextError as error:
+            if not is_transforms(error):
+                raise
+        return run(grouped=False)
 
     def function(self, kind: str) -> Callable[..., tuple[Pools, SlotState, Outputs]]:
         return self.mixed if kind == "mixed" else self.decode

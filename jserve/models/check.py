@@ -19,7 +19,7 @@ import numpy as np
 from flax import nnx
 
 from jserve.errors import JserveError
-from jserve.models.check_shapes import check_axes, check_shapes
+from jserve.models.check_shapes import check_axes, check_compiled, check_shapes
 from jserve.models.finding import Finding, merged
 from jserve.models.own import for_serving, in_words, length_of
 from jserve.models.probe import MethodFailed, Notes, Rows, first_difference, run
@@ -32,7 +32,7 @@ def check_contract(module: Any, params: Any = None, *, vocab_size: int | None = 
 
     ``module``: an NNX or Linen module, or a GraphDef with ``params``. ``params``: its pure dict; where they are absent
     and the module holds none, random ones are made. ``vocab_size``: of the tokenizer, if there is one. The module is
-    run eagerly, in float32, with all of its parameters. Errors come first.
+    run eagerly, in float32, with all of its parameters, and traced as programs are. Errors come first.
     """
     try:
         served = nnx.merge(module, params) if isinstance(module, nnx.GraphDef) else for_serving(module)
@@ -53,6 +53,8 @@ def check_contract(module: Any, params: Any = None, *, vocab_size: int | None = 
         values, random = _values(state)
         with jax.default_matmul_precision("highest"):
             findings += _Behaviour(graphdef, values, vocab, length, random).findings()
+        if not any(finding.severity == "error" for finding in findings):
+            findings += check_compiled(graphdef, values)
     return merged(findings)
 
 

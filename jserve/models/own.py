@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import os
+import re
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from flax import linen as nn
 from flax import nnx
+from flax.errors import TraceContextError
 
-from jserve.errors import ConfigError, UnsupportedModel
+from jserve.errors import ConfigError, JserveError, UnsupportedModel
 from jserve.models.linen import from_linen
 
-__all__ = ["for_serving", "in_words", "length_if_known", "length_of", "random_leaves", "type_name"]
+__all__ = [
+    "LOST",
+    "for_serving",
+    "in_words",
+    "is_transforms",
+    "leaves_beside_params",
+    "length_if_known",
+    "length_of",
+    "random_leaves",
+    "traced_in_words",
+    "type_name",
+]
 
 
 def for_serving(module: Any) -> nnx.Module:
@@ -49,6 +64,12 @@ def random_leaves(module: Any) -> list[tuple[str, ...]]:
         return []
     random = nnx.split(module, nnx.RngState, ...)[1]
     return [tuple(map(str, path)) for path, _ in nnx.to_flat_state(random)]
+
+
+def leaves_beside_params(module: nnx.Module) -> list[tuple[str, ...]]:
+    """Paths of the arrays that are no ``nnx.Param``: other Variables, and arrays that attributes hold as they are."""
+    leaves = nnx.to_flat_state(nnx.split(module)[1])
+    return [tuple(map(str, path)) for path, leaf in leaves if not isinstance(leaf, nnx.Param)]
 
 
 def length_if_known(module: Any) -> int | None:
@@ -90,6 +111,38 @@ def in_words(error: BaseException) -> str:
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     first = (str(error).strip().splitlines() or [""])[0]
     return f"{type(error).__name__}: {first}{where}"
+
+
+LOST = (
+    "change no variable while the module runs; and give nnx.remat, nnx.jit and the like, which write back what they "
+    "are given, only submodules of nnx.Param; or use jax.checkpoint and jax.jit over arrays in their place"
+)
+"""What to do about a TraceContextError that is not ``is_transforms``."""
+
+
+def is_transforms(error: TraceContextError) -> bool:
+    """Whether a transform of NNX (``nnx.remat``, ``nnx.jit``) raised it over a submodule that was merged in the trace
+    around: it would run in that one.
+
+    False where a variable is changed that is no ``nnx.Param``: what it becomes is lost, in whichever trace. Flax tells
+    these apart by its words alone; a Param is only ever written back as it was.
+    """
+    return bool(re.search(r"extract graph node|mutate \w*Param\b", str(error)))
+
+
+@contextmanager
+def traced_in_words() -> Iterator[None]:
+    """Whatever a user's module raises while its methods are traced comes out as UnsupportedModel that says where."""
+    try:
+        yield
+    except JserveError:
+        raise
+    except Exception as error:
+        check = "see what jserve inspect --check package.module:Class says of it"
+        raise UnsupportedModel(
+            f"the model cannot be compiled: tracing it raised {in_words(error)}",
+            fix=LOST if isinstance(error, TraceContextError) else check,
+        ) from error
 
 
 def _is_users(filename: str) -> bool:

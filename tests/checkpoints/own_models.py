@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from flax import nnx
 
@@ -79,6 +80,58 @@ class Endless(MyModel):
 
 def without_length(rngs):
     return Endless(rngs)
+
+
+class Tables(MyModel):
+    """Plain arrays, of JAX and of numpy, beside its parameters, and a Variable that is no Param."""
+
+    def __init__(self, rngs):
+        super().__init__(Config(width=4, inner=Inner(heads=1)), rngs=rngs)
+        self.waves = nnx.data(jnp.sin(jnp.arange(256.0)).reshape(64, 4))
+        self.mask = np.arange(16) % 3 > 0
+        self.shift = nnx.Variable(jnp.arange(4.0))
+
+    def embed(self, tokens, step):
+        x = self.table(tokens) + self.waves[step.positions] + self.shift[...][None]
+        return jnp.where(jnp.asarray(self.mask)[tokens][:, None], x, -x)
+
+
+class Transforms(MyModel):
+    """A transform of NNX before attend, and one after it."""
+
+    def __init__(self, rngs):
+        super().__init__(Config(width=4, inner=Inner(heads=1)), rngs=rngs)
+        self.out = nnx.List([nnx.Linear(4, 4, rngs=rngs) for _ in range(2)])
+
+    def layer(self, i, x, step):
+        heads = nnx.remat(lambda qkv, x: qkv(x))(self.qkv[i], x) if i else self.qkv[i](x)
+        q, k, v = jnp.split(heads.reshape(x.shape[0], 3, -1), 3, axis=1)
+        return x + nnx.jit(lambda out, x: out(x))(self.out[i], step.attend(i, q, k, v, scale=0.5)[:, 0])
+
+
+class After(Transforms):
+    """A transform after attend alone."""
+
+    def layer(self, i, x, step):
+        q, k, v = jnp.split(self.qkv[i](x).reshape(x.shape[0], 3, -1), 3, axis=1)
+        return x + nnx.remat(lambda out, x: out(x))(self.out[i], step.attend(i, q, k, v, scale=0.5)[:, 0])
+
+
+class Fails(Tables):
+    """In programs only: these are of more rows than the first trace."""
+
+    def layer(self, i, x, step):
+        if x.shape[0] > 7:
+            raise KeyError("rows")
+        return super().layer(i, x, step)
+
+
+class Counts(Tables):
+    """Changes a variable while it runs."""
+
+    def layer(self, i, x, step):
+        self.shift[...] += 1
+        return super().layer(i, x, step)
 
 
 class Encoder(MyModel):

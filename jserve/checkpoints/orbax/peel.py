@@ -98,13 +98,15 @@ def fit_tree(
     *,
     where: str,
     ignored: Collection[Path] = (),
+    unsaved: Collection[Path] = (),
     custom: Mapping[str, Any] | None = None,
 ) -> Fitted:
     """Every parameter of ``wanted`` (shapes by path, keys as text) as a view of ``tree``; nothing is read.
 
     Tried are the wrappings of ``peel``, a Linen module's outer ``params``, numbers as parts of names (``layers_0`` for
     ``layers/0``), and layers that are stacked on axis 0 or 1 of one array. ``ignored`` are paths, as ``wanted`` names
-    them, that may be there besides; ``custom`` is the checkpoint's ``custom_metadata``; ``where`` names the files.
+    them, that may be there besides; ``unsaved`` are those of ``wanted`` that are no ``nnx.Param``; ``custom`` is the
+    checkpoint's ``custom_metadata``; ``where`` names the files.
 
     Raises CheckpointError that lists every parameter that is missing or of another shape and every array that is left
     over; and where the tree can be read in two ways.
@@ -119,7 +121,15 @@ def fit_tree(
             fix="save the parameters alone, and give that folder",
         )
     leaves = best.leaves()
-    raise_all(f"{where} does not fit the model:", [*best.wrong, *best.left_over(set(ignored))])
+    absent = [".".join(path) for path in unsaved if path not in best.found]
+    wrong = [*best.wrong, *best.left_over(set(ignored))]
+    fix = None
+    if len(wrong) == len(absent):
+        fix = (
+            f"save nnx.state(module): nnx.state(module, nnx.Param) leaves out {', '.join(absent)}, which no nnx.Param "
+            "holds; or let the module compute what it needs where it uses it"
+        )
+    raise_all(f"{where} does not fit the model:", wrong, fix=fix)
     refuse_adapters(tree, best.naming.root, where=where)
     return Fitted(
         leaves=leaves,
@@ -154,14 +164,15 @@ class _Naming:
     strip: Path
     """How the module's own names begin and the checkpoint's, below the root, do not."""
     tail: Path
-    """(value,) for an ``nnx.State``."""
+    """(value,) for an ``nnx.State``; its plain arrays, which lie in no ``nnx.Variable``, have none."""
     joined: bool
     """``layers_0``, where the module says ``layers/0``."""
 
-    def stored(self, path: Path) -> Path:
-        """The checkpoint's name of the module's parameter."""
+    def stored(self, path: Path, tree: Collection[Path]) -> Path | None:
+        """The checkpoint's name of the module's parameter; None where ``tree`` does not have it."""
         inner = path[len(self.strip) :]
-        return (*self.root, *(_joined(inner) if self.joined else inner), *self.tail)
+        bare = (*self.root, *(_joined(inner) if self.joined else inner))
+        return next((name for name in ((*bare, *self.tail), bare) if name in tree), None)
 
 
 def _namings(tree: Mapping[Path, LazyArray], wanted: Mapping[Path, Any]) -> Iterator[_Naming]:
@@ -241,7 +252,7 @@ class _Fit:
 
     def left_over(self, ignored: set[Path]) -> list[str]:
         """Arrays beside the parameters that neither the module nor a train state has."""
-        used = set(self.found.values()) | {self.naming.stored(path) for path in ignored}
+        used = set(self.found.values()) | {self.naming.stored(path, self._tree) for path in ignored}
         depth = len(self.naming.root)
         return [
             f"{'.'.join(path)} {list(array.shape)} {array.dtype.name} is not of this model"
@@ -253,14 +264,14 @@ class _Fit:
         ]
 
     def _find(self, path: Path) -> None:
-        stored = self.naming.stored(path)
-        if stored in self._tree:
+        stored = self.naming.stored(path, self._tree)
+        if stored is not None:
             self.found[path] = stored
             return
         at = _layer_at(path)
         if at is not None:
-            stored = self.naming.stored((*path[:at], *path[at + 1 :]))
-            if stored in self._tree:
+            stored = self.naming.stored((*path[:at], *path[at + 1 :]), self._tree)
+            if stored is not None:
                 self.found[path] = stored
                 self._layer[path] = int(path[at])
 

@@ -51,27 +51,30 @@ class OwnArrays:
         """As users write it: the folder, or the URI."""
         return str(self.folder) if self.uri is None else self.uri
 
-    def fit(self, wanted: Any, *, ignored: Collection[LeafPath] = ()) -> Fitted:
+    def fit(self, wanted: Any, *, ignored: Collection[LeafPath] = (), unsaved: Collection[LeafPath] = ()) -> Fitted:
         """The array of each leaf of ``wanted`` (a pure dict of ShapeDtypeStructs), not read yet.
 
-        ``ignored`` are leaves that may be there besides. Raises CheckpointError that lists every leaf that is missing,
-        left over, of another shape or of another kind of dtype.
+        ``ignored`` are leaves that may be there besides, ``unsaved`` those that are no ``nnx.Param``. Raises
+        CheckpointError that lists every leaf that is missing, left over, of another shape or of another kind of dtype.
         """
         saved, asked = self.saved, flatten(wanted)
         shapes = {path: tuple(leaf.shape) for path, leaf in asked.items()}
         where = str(saved.layout.arrays)
         with self.in_words():
-            fitted = fit_tree(saved.tree, shapes, where=where, ignored=ignored, custom=saved.custom)
+            fitted = fit_tree(saved.tree, shapes, where=where, ignored=ignored, unsaved=unsaved, custom=saved.custom)
             compare(fitted.leaves, asked, where=where)
             return fitted
 
-    def restore(self, wanted: Any, *, ignored: Collection[LeafPath] = ()) -> dict[Any, Any]:
+    def restore(
+        self, wanted: Any, *, ignored: Collection[LeafPath] = (), unsaved: Collection[LeafPath] = ()
+    ) -> dict[Any, Any]:
         """The arrays as ``wanted``, whose leaves have shardings, asks for them. Raises as ``fit`` does.
 
         Each goes straight to its devices, in the dtype asked for.
         """
         with self.in_words():
-            return place(self.fit(wanted, ignored=ignored).leaves, wanted, where=str(self.saved.layout.arrays))
+            leaves = self.fit(wanted, ignored=ignored, unsaved=unsaved).leaves
+            return place(leaves, wanted, where=str(self.saved.layout.arrays))
 
     def in_words(self) -> AbstractContextManager[None]:
         """Errors that are raised inside name the files as users do."""

@@ -23,7 +23,7 @@ from jserve.checkpoints.own.folder import open_arrays, read_object_text, read_ow
 from jserve.checkpoints.own.module import build_own_module
 from jserve.errors import ConfigError
 from jserve.models.linen import linen_params
-from jserve.models.own import for_serving, random_leaves, type_name
+from jserve.models.own import for_serving, leaves_beside_params, random_leaves, type_name
 from jserve.progress import SILENT, Progress
 from jserve.text.tokenizer import Tokenizer
 
@@ -82,7 +82,7 @@ def open_own(
         module=own.module,
         graphdef=graphdef,
         state=state if own.takes_dtype else _cast(state, dtype),
-        load=lambda shapes: arrays.restore(shapes, ignored=own.random),
+        load=lambda shapes: arrays.restore(shapes, ignored=own.random, unsaved=own.unsaved),
         tokenizer=read,
         chat_template=chat_template,
         generation=read_beside_sampling(arrays.where),
@@ -105,8 +105,8 @@ def own_from_parts(parts: ModelParts, *, dtype: DTypeLike | None, progress: Prog
                 f"{type_name(module)} was built without values, and params is None; "
                 "give (module, params, tokenizer), or a module that holds its parameters"
             )
-    elif not isinstance(module, nnx.Module):
-        params = linen_params(params)
+    else:
+        params = _checked(params, linen=not isinstance(module, nnx.Module))
     random = set(random_leaves(module))
     given = {
         path: leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
@@ -115,7 +115,11 @@ def own_from_parts(parts: ModelParts, *, dtype: DTypeLike | None, progress: Prog
     }
     wrong = differences({path: LazyArray.of(leaf) for path, leaf in given.items()}, flatten(state))
     if wrong:
-        raise ConfigError("\n  ".join(["the parameters do not fit the module:", *wrong]))
+        absent = [".".join(path) for path in leaves_beside_params(served) if path not in given]
+        fix = None
+        if len(wrong) == len(absent):
+            fix = f"give nnx.state(module): nnx.state(module, nnx.Param) leaves out {', '.join(absent)}"
+        raise ConfigError("\n  ".join(["the parameters do not fit the module:", *wrong]), fix=fix)
     return OwnModel(
         module=served,
         graphdef=graphdef,
@@ -124,6 +128,18 @@ def own_from_parts(parts: ModelParts, *, dtype: DTypeLike | None, progress: Prog
         tokenizer=tokenizer,
         chat_template=chat_template,
     )
+
+
+def _checked(params: Any, *, linen: bool) -> Any:
+    """``params`` by the names of the module that is served. Raises ConfigError for what is no mapping of arrays."""
+    fix = "what init gives" if linen else "nnx.state(module), or nnx.to_pure_dict of it"
+    if not isinstance(params, Mapping):
+        raise ConfigError(f"params is a {type(params).__name__}; it must be a mapping of names to arrays", fix=fix)
+    params = linen_params(params) if linen else params
+    for path, leaf in flatten(params).items():
+        if not hasattr(leaf, "shape") and not isinstance(leaf, int | float):
+            raise ConfigError(f"params has a {type(leaf).__name__} at {'.'.join(path)}; it must be an array", fix=fix)
+    return params
 
 
 def _read_text(tokenizer: Any, where: Sequence[Path] = ()) -> tuple[Tokenizer | None, str | None, Path | None]:
@@ -141,12 +157,20 @@ def _read_text(tokenizer: Any, where: Sequence[Path] = ()) -> tuple[Tokenizer | 
 
 
 def _cast(state: nnx.State, dtype: DTypeLike | None) -> nnx.State:
-    """The floats of a module that chose its dtypes itself, in the one asked for."""
+    """The floats of a module that chose its dtypes itself, in the one asked for. Its plain arrays, such as tables of
+    angles, are no parameters and keep theirs."""
     if dtype is None:
         return state
-    return jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct(a.shape, dtype if jnp.issubdtype(a.dtype, jnp.floating) else a.dtype), state
-    )
+
+    def cast(leaf: Any) -> Any:
+        if isinstance(leaf, nnx.Variable):
+            return jax.tree.map(
+                lambda a: jax.ShapeDtypeStruct(a.shape, dtype if jnp.issubdtype(a.dtype, jnp.floating) else a.dtype),
+                leaf,
+            )
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+    return jax.tree.map(cast, state, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
 
 
 def _place(given: Mapping[LeafPath, Any], shapes: Any) -> dict[Any, Any]:

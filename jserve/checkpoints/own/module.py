@@ -32,7 +32,7 @@ from jserve.checkpoints.hf.files import CONFIG_NAME
 from jserve.checkpoints.orbax.beside import find_beside
 from jserve.checkpoints.own.config import read_config, unreadable
 from jserve.errors import ConfigError, JserveError, UnsupportedModel
-from jserve.models.own import for_serving, in_words, random_leaves, type_name
+from jserve.models.own import for_serving, in_words, leaves_beside_params, random_leaves, type_name
 
 __all__ = ["OwnModule", "build_own_module"]
 
@@ -47,6 +47,8 @@ class OwnModule:
     """Ready to serve (see ``for_serving``); its parameters are ShapeDtypeStructs."""
     random: tuple[tuple[str, ...], ...]
     """Random state that a checkpoint of the whole module has, and a served one has not."""
+    unsaved: tuple[tuple[str, ...], ...]
+    """What is no ``nnx.Param``, such as plain arrays: a checkpoint of the parameters alone has not got it."""
     takes_dtype: bool
     """Whether the dtype was given to it; else its parameters have those of its own choice."""
     config_path: Path | None
@@ -85,10 +87,12 @@ def build_own_module(target: str, *, where: Sequence[Path], dtype: DTypeLike) ->
             f"{target} gave a {type(made[-1]).__name__}; it must be a class of, or a function that returns, "
             "a flax.nnx.Module or a flax.linen.Module"
         )
+    served = for_serving(module)
     return OwnModule(
         name=type_name(module),
-        module=for_serving(module),
+        module=served,
         random=tuple(random_leaves(module)),
+        unsaved=tuple(leaves_beside_params(served)),
         takes_dtype="dtype" in keywords,
         config_path=config_path,
     )

@@ -61,6 +61,7 @@ def inspect_own(
     findings = None
     if check and problem is None:
         findings = check_contract(own.module, params, vocab_size=facts["vocab_size"])
+    served = problem is None and not any(finding.severity == "error" for finding in findings or ())
     shown = _parameters(leaves) if arrays is None else saved_arrays(arrays.saved)
     report = InspectReport(
         name=own.name,
@@ -75,7 +76,7 @@ def inspect_own(
         max_position=length_if_known(own.module),
         findings=findings,
         problem=problem,
-        serve=_serve(target, checkpoint, tokenizer),
+        serve=_serve(target, checkpoint, tokenizer) if served else None,
         **{**facts, "config_path": None if own.config_path is None else str(own.config_path)},
     )
     return report if arrays is None else arrays.said(report)
@@ -110,10 +111,10 @@ def _fit(
     )
     tree = dict(arrays.saved.tree)
     try:
-        stored = arrays.fit(shapes, ignored=own.random).stored
+        stored = arrays.fit(shapes, ignored=own.random, unsaved=own.unsaved).stored
         if not restore:
             return None, None, tree
-        params = arrays.restore(shapes, ignored=own.random)
+        params = arrays.restore(shapes, ignored=own.random, unsaved=own.unsaved)
     except CheckpointError as error:
         return Problem(code=error.code, message=error.message, fix=error.fix), None, tree
     return None, params, {path: array for path, array in tree.items() if path not in stored}

@@ -22,7 +22,7 @@ from jserve.checkpoints.own.model import open_own, own_from_parts
 from jserve.checkpoints.own.module import build_own_module
 from jserve.checkpoints.own.report import inspect_own
 from jserve.errors import CheckpointError, ConfigError, SourceError, UnsupportedModel
-from jserve.models.naive import naive_generate
+from jserve.models.naive import dense_logits, naive_generate
 from jserve.models.own import for_serving
 from jserve.progress import SILENT
 from jserve.testing.models import tiny_llama
@@ -47,6 +47,11 @@ def my_model(width=8):
     config = own_models.Config(width=width, inner=own_models.Inner(heads=1))
     with nnx.use_eager_sharding(False):
         return own_models.MyModel(config, rngs=nnx.Rngs(3))
+
+
+def made(name):
+    with nnx.use_eager_sharding(False):
+        return getattr(own_models, name)(nnx.Rngs(5))
 
 
 def save(folder, tree):
@@ -416,6 +421,78 @@ def test_a_module_by_name_is_served_as_its_naive_twin(folder, module):
     with LLM("own_models:MyModel", checkpoint=str(folder), **SMALL) as llm:
         assert (llm.model.name, llm.model.max_model_len, llm.model.vocab_size) == ("MyModel", 64, 16)
         assert llm.generate([1, 2, 3], GREEDY)[0].token_ids == want
+
+
+def dense_greedy(module, prompt, count):
+    """By ``dense_logits`` of the module as it is."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(dense_logits(module, jnp.asarray(tokens, jnp.int32))[-1].argmax()))
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("name", ["Tables", "Transforms", "After"])
+def test_plain_arrays_and_transforms_of_nnx_are_served_from_memory_and_from_a_checkpoint(name, tmp_path):
+    module = made(name)
+    save(tmp_path / "ck", nnx.state(module))
+    assert [one for one in inspected(name, tmp_path / "ck", check=True).findings if one.severity == "error"] == []
+    want = dense_greedy(for_serving(module), [1, 2, 3], 8)
+    greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    for arguments in ({"model": module}, {"model": f"own_models:{name}", "checkpoint": tmp_path / "ck"}):
+        with LLM(**arguments, **SMALL) as llm:
+            assert llm.generate([1, 2, 3], greedy)[0].token_ids == want
+
+
+def test_plain_arrays_keep_their_dtype(tmp_path):
+    module = made("Tables")
+    state = own_from_parts((module, None, None), dtype=jnp.bfloat16).state
+    assert {".".join(path): leaf.dtype.name for path, leaf in flatten(state).items() if len(path) == 1} == {
+        "mask": "bool",
+        "shift": "bfloat16",
+        "waves": "float32",
+    }
+
+
+def test_what_a_checkpoint_of_params_alone_leaves_out_is_named_with_what_to_do(tmp_path):
+    module = made("Tables")
+    save(tmp_path / "ck", nnx.state(module, nnx.Param))
+    problem = inspected("Tables", tmp_path / "ck").problem
+    assert "waves is missing: wanted [64, 4]" in problem.message
+    assert problem.fix.startswith("save nnx.state(module): nnx.state(module, nnx.Param) leaves out mask, shift, waves")
+    with pytest.raises(ConfigError, match="mask is missing") as caught:
+        own_from_parts((module, nnx.state(module, nnx.Param), None), dtype=None)
+    assert caught.value.fix == "give nnx.state(module): nnx.state(module, nnx.Param) leaves out mask, shift, waves"
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "where"),
+    [
+        ("Fails", r"tracing it raised KeyError: 'rows' \(.*own_models\.py:\d+\)", "layer 0"),
+        ("Counts", "tracing it raised TraceContextError: Cannot mutate Variable", "module"),
+    ],
+)
+def test_what_a_module_raises_in_programs_is_told_by_the_checker_and_at_the_start(name, words, where):
+    module = made(name)
+    report = inspected(name, None, check=True)
+    assert where in [finding.where.removesuffix(", 1") for finding in report.findings if finding.severity == "error"]
+    assert (report.failed, report.serve) == (True, None)
+    with pytest.raises(UnsupportedModel, match=words):
+        LLM(module, **{**SMALL, "max_num_tokens": 16})
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ([1], "params is a list; it must be a mapping of names to arrays"),
+        ({"table": {"embedding": [jnp.ones(3)]}}, r"params has a list at table\.embedding; it must be an array"),
+        ({"table": None}, "params has a NoneType at table; it must be an array"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["NNX", "Linen"])
+def test_params_that_are_no_mapping_of_arrays_are_told(kind, params, words):
+    module = made("Tables") if kind == "NNX" else own_models.linen_llama()
+    with pytest.raises(ConfigError, match=words.replace(" at ", " at (params\\.)?")):
+        own_from_parts((module, params, None), dtype=None)
 
 
 def test_paths_and_objects_are_taken_where_texts_are(folder, module, tmp_path):
