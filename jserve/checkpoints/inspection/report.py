@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from jserve.checkpoints.inspection.spans import NUMBER, spanned
 from jserve.checkpoints.orbax.peel import KEPT_OUT
 from jserve.errors import CheckpointError
 from jserve.models.finding import Finding
@@ -269,10 +269,10 @@ def _tree(arrays: list[ArrayReport]) -> list[str]:
     groups: dict[tuple[str, str, str], list[list[int]]] = {}
     for array in arrays:
         if array.parameter:
-            pattern = _NUMBER.sub("{}", array.name)
+            pattern = NUMBER.sub("{}", array.name)
             key = (pattern, array.dtype, str(array.shape))
-            groups.setdefault(key, []).append([int(number) for number in _NUMBER.findall(array.name)])
-    shown = [(_spanned(pattern, numbers), f"{dtype} {shape}") for (pattern, dtype, shape), numbers in groups.items()]
+            groups.setdefault(key, []).append([int(number) for number in NUMBER.findall(array.name)])
+    shown = [(spanned(pattern, numbers), f"{dtype} {shape}") for (pattern, dtype, shape), numbers in groups.items()]
     heads: dict[str, list[ArrayReport]] = {}
     for array in arrays:
         if not array.parameter:
@@ -282,24 +282,3 @@ def _tree(arrays: list[ArrayReport]) -> list[str]:
         shown.append((head, f"{one}, {_mb(sum(array.nbytes for array in inside))}, not read"))
     width = max((len(name) for name, _ in shown), default=0)
     return [f"    {name:<{width}}  {what}" for name, what in shown]
-
-
-_NUMBER = re.compile(
-    r"(?<![^./])[0-9]{1,9}(?=[./]|$)|(?:(?<=layers_)|(?<=layer_)|(?<=blocks_)|(?<=block_)|(?<=h_))[0-9]{1,9}(?=[./])"
-)
-"""A layer or an expert, as ``layers.3.q``, ``layers_3.q`` and ``layer_3/q`` have it."""
-
-
-def _spanned(pattern: str, numbers: list[list[int]]) -> str:
-    """``layers.{}.q`` of the numbers 0 to 3 as ``layers.0-3.q``."""
-    for place in zip(*numbers, strict=True):
-        pattern = pattern.replace("{}", _span(sorted(set(place))), 1)
-    return pattern
-
-
-def _span(numbers: list[int]) -> str:
-    if len(numbers) > 1 and numbers == list(range(numbers[0], numbers[-1] + 1)):
-        return f"{numbers[0]}-{numbers[-1]}"
-    if len(numbers) <= 6:
-        return ",".join(map(str, numbers))
-    return f"{numbers[0]},{numbers[1]}..{numbers[-1]}"

@@ -21,9 +21,10 @@ from jserve.checkpoints.orbax.beside import (
     read_ends,
     read_text,
 )
+from jserve.checkpoints.orbax.fit import fit_tree, holds
 from jserve.checkpoints.orbax.known_trees import recognise
 from jserve.checkpoints.orbax.layout import ITEMS
-from jserve.checkpoints.orbax.peel import fit_tree, holds, peel, refuse_adapters
+from jserve.checkpoints.orbax.peel import peel, refuse_adapters
 from jserve.checkpoints.orbax.read import Kvstore
 from jserve.checkpoints.orbax.saved import Saved, open_saved
 from jserve.checkpoints.orbax.steps import is_step_name

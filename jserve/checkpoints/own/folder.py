@@ -16,7 +16,7 @@ from jserve.checkpoints.arrays.key_map import Path as LeafPath
 from jserve.checkpoints.arrays.place import compare, place
 from jserve.checkpoints.arrays.tree import flatten
 from jserve.checkpoints.orbax.beside import places, read_text
-from jserve.checkpoints.orbax.peel import Fitted, fit_tree
+from jserve.checkpoints.orbax.fit import Fitted, fit_tree
 from jserve.checkpoints.orbax.saved import Saved, open_saved
 from jserve.checkpoints.sources.names import resolve_member
 from jserve.checkpoints.sources.nearby import instead

@@ -13,8 +13,9 @@ from flax.training import checkpoints, train_state
 from saving import WRITERS, assert_same, save, save_standard, save_steps, shapes
 
 from jserve.checkpoints.orbax import integrity
+from jserve.checkpoints.orbax.fit import fit_tree
 from jserve.checkpoints.orbax.layout import find_layouts, is_checkpoint
-from jserve.checkpoints.orbax.peel import fit_tree, peel
+from jserve.checkpoints.orbax.peel import peel
 from jserve.checkpoints.orbax.saved import open_saved
 from jserve.errors import CheckpointError, SourceError, UnsupportedModel
 

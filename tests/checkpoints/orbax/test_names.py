@@ -8,8 +8,8 @@ from saving import assert_same, save, save_steps, shapes
 from trees import LLAMA, hf_weights, nested
 
 from jserve.checkpoints.orbax.beside import read_text
+from jserve.checkpoints.orbax.fit import fit_tree
 from jserve.checkpoints.orbax.open import open_orbax
-from jserve.checkpoints.orbax.peel import fit_tree
 from jserve.checkpoints.orbax.saved import open_saved
 from jserve.checkpoints.own.folder import read_own_text
 from jserve.errors import SourceError

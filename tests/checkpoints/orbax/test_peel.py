@@ -9,7 +9,8 @@ from flax import nnx
 from saving import assert_same, flat, save_standard, shapes, stacked, train_state
 
 from jserve.checkpoints.arrays.lazy import LazyArray
-from jserve.checkpoints.orbax.peel import fit_tree, peel
+from jserve.checkpoints.orbax.fit import fit_tree
+from jserve.checkpoints.orbax.peel import peel
 from jserve.checkpoints.orbax.saved import open_saved
 from jserve.errors import CheckpointError
 

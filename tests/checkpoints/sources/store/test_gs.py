@@ -5,7 +5,7 @@ from flax import nnx
 from gcs import Gcs
 from saving import WRITERS, Tiny, assert_same, save_steps, shapes
 
-from jserve.checkpoints.orbax.peel import fit_tree
+from jserve.checkpoints.orbax.fit import fit_tree
 from jserve.checkpoints.own.folder import open_arrays
 from jserve.errors import SourceError
 

@@ -23,7 +23,7 @@ from jserve.checkpoints.convert import convert
 from jserve.checkpoints.hf.safetensors import read_tensor_file
 from jserve.checkpoints.inspection.inspect import inspect
 from jserve.checkpoints.open import open_checkpoint
-from jserve.checkpoints.orbax.peel import fit_tree
+from jserve.checkpoints.orbax.fit import fit_tree
 from jserve.checkpoints.own.folder import open_arrays
 from jserve.checkpoints.own.report import inspect_own
 from jserve.checkpoints.sources.store import bucket, copy_whole, plan
