@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import jax
-
-from jserve.checkpoints.arrays.tree import main_dtype
 from jserve.engine.build import EngineModel, build_engine
 from jserve.engine.engine import Engine
 from jserve.load.loaded import Loaded
 from jserve.load.start import Start
 from jserve.observe.metrics import Metrics
-from jserve.request import ServedModel
 from jserve.serving.frontend import Frontend
 
 __all__ = ["load_decoder"]
@@ -43,18 +39,7 @@ def load_decoder(start: Start) -> Loaded:
 def _front(engine: Engine, start: Start) -> Loaded:
     """What stands in front of an engine that is ready."""
     source = start.source
-    limits = engine.limits
-    served = ServedModel(
-        name=source.name,
-        family=source.family,
-        dtype=main_dtype(jax.tree.leaves(start.shapes)),
-        mesh=start.mesh_name,
-        max_model_len=limits.max_model_len,
-        vocab_size=limits.vocab_size,
-        num_pages=limits.num_pages,
-        page_size=limits.page_size,
-        has_chat_template=source.chat_template is not None,
-    )
+    served = start.served(engine.limits, has_chat_template=source.chat_template is not None)
     metrics = Metrics(model_name=source.name, engine=engine)
     frontend = Frontend(
         engine=engine,

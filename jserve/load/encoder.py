@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import jax
-
-from jserve.checkpoints.arrays.tree import main_dtype
 from jserve.checkpoints.encoder import EncoderSettings
 from jserve.engine.encoder.build import EncoderModel, build_encoder
 from jserve.errors import CheckpointError
 from jserve.load.loaded import Loaded
 from jserve.load.start import Start
 from jserve.observe.metrics import Metrics
-from jserve.request import ServedModel
 from jserve.serving.embed_frontend import EmbedFrontend
 
 __all__ = ["load_encoder"]
@@ -38,20 +34,7 @@ def load_encoder(start: Start, settings: EncoderSettings) -> Loaded:
         compile_progress=start.tell_compiled,
     )
     try:
-        limits = engine.limits
-        served = ServedModel(
-            name=source.name,
-            family=source.family,
-            dtype=main_dtype(jax.tree.leaves(start.shapes)),
-            mesh=start.mesh_name,
-            max_model_len=limits.max_model_len,
-            vocab_size=limits.vocab_size,
-            num_pages=limits.num_pages,
-            page_size=limits.page_size,
-            has_chat_template=False,
-            kind="encoder",
-            dimensions=engine.dimensions,
-        )
+        served = start.served(engine.limits, has_chat_template=False, kind="encoder", dimensions=engine.dimensions)
         metrics = Metrics(model_name=source.name, engine=engine)
         frontend = EmbedFrontend(
             engine=engine, tokenizer=tokenizer, lowercase=settings.lowercase, model=served, metrics=metrics

@@ -19,7 +19,8 @@ import numpy as np
 from flax import nnx
 
 from jserve.errors import JserveError
-from jserve.models.check_shapes import check_axes, check_compiled, check_shapes
+from jserve.models.check_compiled import check_compiled
+from jserve.models.check_shapes import check_axes, check_shapes
 from jserve.models.finding import Finding, merged
 from jserve.models.own import for_serving, in_words, length_of
 from jserve.models.probe import MethodFailed, Notes, Rows, first_difference, run
