@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import signal
+import socket
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 from jserve.config import ServeConfig
@@ -121,12 +122,12 @@ class Server:
         ``ready`` is called once signals are caught. A second signal ends the grace at once, and the process too
         if the doors are not closed 5 s later; the status is then 128 and the signal's number.
         """
-        with _signals() as events:
+        with _Events() as events:
             if ready is not None:
                 ready()
             number = events.get()
             log.warning("%s: draining, for %g s at most; a second signal forces", _name(number), self._config.grace_s)
-            drained = self._drain_aside(lambda: events.put(None))
+            drained = self._drain_aside(events.done)
             second = events.get()
             if second is None:
                 drained.result()
@@ -135,8 +136,8 @@ class Server:
             # Aside, for what hangs could hang this too.
             threading.Thread(target=self._force, name="jserve-force", daemon=True).start()
             try:
-                last = events.get(timeout=_FORCE_S)
-            except queue.Empty:
+                last = events.get(_FORCE_S)
+            except TimeoutError:
                 last = second
             if last is not None:
                 os._exit(128 + last)
@@ -201,21 +202,46 @@ class Server:
             door.cut()
 
 
-@contextmanager
-def _signals() -> Iterator[queue.SimpleQueue[int | None]]:
-    """SIGINT and SIGTERM as numbers in a queue, instead of what they did before."""
-    # SimpleQueue.put may be called from a signal handler while the same thread waits in get.
-    caught: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+class _Events:
+    """SIGINT and SIGTERM, instead of what they did before, and the word that the drain is done.
 
-    def handle(number: int, frame: FrameType | None) -> None:
-        caught.put(number)
+    They wait in a socket, which the C half of signal handling fills as a signal comes (signal.set_wakeup_fd). A main
+    thread that waited for a lock would sleep through a signal that comes between its last look and its wait, or on
+    another thread: Python runs handlers on the main thread alone, once something wakes it.
+    """
 
-    before = {number: signal.signal(number, handle) for number in _SIGNALS}
-    try:
-        yield caught
-    finally:
-        for number, handler in before.items():
+    _DONE = 0
+
+    def __enter__(self) -> _Events:
+        self._out, self._in = socket.socketpair()
+        self._in.setblocking(False)
+        self._fd_before = signal.set_wakeup_fd(self._in.fileno(), warn_on_full_buffer=False)
+        self._before = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(self._fd_before)
+        self._out.close()
+        self._in.close()
+
+    def done(self) -> None:
+        """From any thread, also a late one."""
+        with suppress(OSError):
+            self._in.send(bytes([self._DONE]))
+
+    def get(self, timeout_s: float | None = None) -> int | None:
+        """The next signal's number, or None for done. TimeoutError after ``timeout_s``."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            self._out.settimeout(None if end is None else max(end - time.monotonic(), 1e-3))
+            number = self._out.recv(1)[0]
+            # Whoever embeds a server may handle other signals in Python; they pass here too.
+            if number == self._DONE:
+                return None
+            if number in _SIGNALS:
+                return number
 
 
 def _name(number: int | None) -> str:

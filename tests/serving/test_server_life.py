@@ -29,9 +29,9 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 @contextmanager
-def serving(grace_s, token_delay_s):
+def serving(grace_s, token_delay_s, *, signals_elsewhere=False):
     """A server process and its gRPC address."""
-    command = [sys.executable, str(SCRIPT), str(grace_s), str(token_delay_s)]
+    command = [sys.executable, str(SCRIPT), str(grace_s), str(token_delay_s), str(int(signals_elsewhere))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process, process.stdout.readline().strip()
@@ -95,8 +95,12 @@ def test_without_grace_running_streams_get_a_status_that_says_why():
         assert time.monotonic() - begun < 5
 
 
-def test_a_second_signal_ends_the_grace():
-    with serving(300, 0.01) as (process, address), grpc.insecure_channel(address) as channel:
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_second_signal_ends_the_grace(elsewhere):
+    with (
+        serving(300, 0.05, signals_elsewhere=elsewhere) as (process, address),
+        grpc.insecure_channel(address) as channel,
+    ):
         stub = inference_pb2_grpc.InferenceStub(channel)
         calls = start_streams(stub, 2, max_tokens=500)
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
