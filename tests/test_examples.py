@@ -17,8 +17,9 @@ from jserve.cli.child import server_process
 from jserve.client import Client
 from jserve.models.naive import naive_generate
 from jserve.progress import SILENT
-from jserve.testing.fake_engine import FakeEngine, fake_token
+from jserve.testing.fake_engine import FakeEngine
 from jserve.testing.fake_server import fake_server
+from jserve.testing.fake_tokens import fake_text
 from sharding import MeshSpec, param_shardings
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -40,10 +41,6 @@ def server():
         yield server
 
 
-def _said(prompt, tokens):
-    return "".join(chr(fake_token(prompt.encode(), 0, i)) for i in range(tokens))
-
-
 def test_every_example_is_run_here():
     source = Path(__file__).read_text(encoding="utf-8")
     alone = [path.name for path in EXAMPLES.glob("*.py")]
@@ -63,14 +60,14 @@ def test_flight_table(server, tmp_path):
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[:3] == [
-        f"gravity: {_said('Gravity is', 24)!r} [length]",
-        f"colours: {_said('Three colours are', 16)!r} [length]",
+        f"gravity: {fake_text('Gravity is', 24)!r} [length]",
+        f"colours: {fake_text('Three colours are', 16)!r} [length]",
         "nothing: 'exactly one of prompt, token_ids, messages must be set; the row has none' [error]",
     ]
     # Rows of a stream end in any order.
     assert sorted(lines[3:]) == [
-        f"row 0: {_said('The sky is', 16)!r} [length]",
-        f"row 1: {_said('The sea is', 16)!r} [length]",
+        f"row 0: {fake_text('The sky is', 16)!r} [length]",
+        f"row 1: {fake_text('The sea is', 16)!r} [length]",
     ]
 
 

@@ -9,8 +9,6 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,38 +22,38 @@ from jserve.engine.contract import EngineLimits
 from jserve.engine.engine import Engine
 from jserve.engine.executor import Executor
 from jserve.engine.memory import DEFAULT_PAGE_SIZE, device_bytes, exhaustion_in_words, plan_memory
-from jserve.engine.programs import CompileProgress, TellCompiled
+from jserve.engine.programs import TellCompiled
 from jserve.engine.scheduler import SchedulerConfig
+from jserve.engine.start import (
+    WARM_TIMEOUT_S,
+    LoadableModel,
+    check_mesh_axes,
+    compile_and_load,
+    default_num_tokens,
+    not_finite,
+    started,
+)
 from jserve.engine.state import CacheLayout
 from jserve.engine.store import ProgramStore
-from jserve.errors import CheckpointError, ConfigError, DeviceError, MeshError, UnsupportedModel
+from jserve.errors import ConfigError, DeviceError, MeshError, UnsupportedModel
 from jserve.models.contract import is_whole, trace_layer_caches
 from jserve.models.own import traced_in_words
 from jserve.request import FinishReason, Request, ResolvedSampling, TokenDelta
 
-__all__ = ["EngineModel", "build_engine", "default_num_tokens", "not_finite"]
+__all__ = ["EngineModel", "build_engine"]
 
 log = logging.getLogger(__name__)
 
 _MAX_STEPS = 32
 """Most steps of a decode dispatch, whatever max_dispatch_ms allows: the size of its output buffers."""
-_WARM_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineModel:
-    """A model as the engine takes it."""
+class EngineModel(LoadableModel):
+    """A decoder as the engine takes it."""
 
-    graphdef: Any
-    param_shapes: Any
-    """Pure dict of ShapeDtypeStructs with shardings on the mesh."""
-    load: Callable[[], Any]
-    """Gives the parameters, in the shape of ``param_shapes``; called once, while programs compile."""
-    max_len: int
     vocab_size: int | None
     """Real token ids, where the head may be wider; None: the head's width."""
-    own_code: bool
-    """Whether all of the model's code lies in ``jserve.models``, so that its programs are known without lowering."""
 
 
 def build_engine(
@@ -75,9 +73,7 @@ def build_engine(
             f"(stage={mesh.shape['stage']})",
             fix="a --mesh without stage, or the methods embed, layer and logits (see jserve.models.contract)",
         )
-    unbuilt = {axis: size for axis, size in mesh.shape.items() if size > 1 and axis != "tensor"}
-    if unbuilt:
-        raise MeshError(f"mesh axes {unbuilt} are not built yet; allowed: tensor", fix='--mesh "tensor=N"')
+    check_mesh_axes(mesh, of="decoders")
 
     with _tracing(model):
         layers, width = trace_layer_caches(model.graphdef, model.param_shapes)
@@ -134,17 +130,8 @@ def build_engine(
         vocab_size=vocab_size,
         own_code=model.own_code,
     )
-    with exhaustion_in_words(memory), ThreadPoolExecutor(max_workers=1, thread_name_prefix="load") as pool:
-        params = pool.submit(model.load)
-
-        def tell(now: CompileProgress) -> None:
-            if params.done():
-                params.result()  # what is wrong with the weights is said now, not after the last program
-            if compile_progress is not None:
-                compile_progress(now)
-
-        executor.compile(store=store, progress=tell)
-        executor.allocate(params.result())
+    with exhaustion_in_words(memory):
+        compile_and_load(executor, model.load, store=store, progress=compile_progress)
     limits = EngineLimits(
         max_model_len=memory.max_model_len,
         vocab_size=vocab_size,
@@ -154,15 +141,7 @@ def build_engine(
         max_queue=config.max_queue,
     )
     engine = Engine(executor, limits=limits, max_dispatch_s=config.max_dispatch_ms / 1000)
-    engine.start()
-    try:
-        with exhaustion_in_words(memory):
-            _warm(engine, memory.max_model_len)
-    except BaseException:
-        engine.close()
-        raise
-    engine.mark_ready()
-    return engine
+    return started(engine, _warm, guard=exhaustion_in_words(memory))
 
 
 def _tracing(model: EngineModel) -> AbstractContextManager[None]:
@@ -170,12 +149,7 @@ def _tracing(model: EngineModel) -> AbstractContextManager[None]:
     return nullcontext() if model.own_code else traced_in_words()
 
 
-def default_num_tokens(platform: str) -> int:
-    """max_num_tokens where nobody says."""
-    return 512 if platform == "cpu" else 2048
-
-
-def _warm(engine: Engine, max_model_len: int) -> None:
+def _warm(engine: Engine) -> None:
     """Make real tokens before saying ready: a prefill and a decode."""
     over = threading.Event()
     heard: list[TokenDelta] = []
@@ -185,22 +159,13 @@ def _warm(engine: Engine, max_model_len: int) -> None:
         if deltas[-1].finish_reason is not None:
             over.set()
 
-    sampling = replace(ResolvedSampling.greedy(min(2, max_model_len - 1)), logprobs=0)
+    sampling = replace(ResolvedSampling.greedy(min(2, engine.limits.max_model_len - 1)), logprobs=0)
     engine.submit(Request(request_id="warm", prompt_ids=(0,), sampling=sampling, arrival=time.monotonic()), sink)
-    if not over.wait(_WARM_TIMEOUT_S):
-        raise DeviceError(f"no token within {_WARM_TIMEOUT_S:.0f} s of the first dispatch")
+    if not over.wait(WARM_TIMEOUT_S):
+        raise DeviceError(f"no token within {WARM_TIMEOUT_S:.0f} s of the first dispatch")
     if heard[-1].finish_reason is not FinishReason.LENGTH:
         raise DeviceError(
             f"the first tokens failed: {heard[-1].error or heard[-1].finish_reason}; the log has the cause"
         ) from engine.fault
     if not all(math.isfinite(entry.logprob) for delta in heard for entry in delta.logprobs or ()):
         raise not_finite("logits")
-
-
-def not_finite(what: str) -> CheckpointError:
-    """``what`` a model computes is NaN or infinite, from its very first token on."""
-    return CheckpointError(
-        f"the model's first {what} are not finite numbers: its weights hold such values, or overflow in the dtype that "
-        "they are served in",
-        fix="see which with jserve inspect --check MODEL; if none do, --dtype float32",
-    )

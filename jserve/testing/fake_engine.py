@@ -1,8 +1,6 @@
 """An engine without a model: a thread that emits tokens by a fixed rule. For tests of whatever stands on an engine.
 
-The rule, where no ``script`` is given: output token ``i`` of choice ``c`` is the byte
-``ord("a") + (sum(prompt_ids) + c + i) % 26`` (see ``fake_token``): with ``ByteTokenizer`` the text is the
-alphabet, from a letter that the prompt and the choice decide. With ``script`` it is ``script[i % len(script)]``
+The rule is that of jserve.testing.fake_tokens. With ``script`` output token ``i`` is ``script[i % len(script)]``
 whatever the prompt.
 """
 
@@ -18,23 +16,9 @@ from types import TracebackType
 from jserve.engine.contract import EngineLimits, EngineStats, Sink
 from jserve.errors import Draining, DuplicateRequest, EngineFailed, PromptTooLong, QueueFull
 from jserve.request import FinishReason, Request, TokenDelta, TokenLogprob
+from jserve.testing.fake_tokens import fake_logprob, fake_token
 
-__all__ = ["FakeEngine", "fake_logprob", "fake_token"]
-
-
-def fake_token(prompt_ids: Sequence[int], choice: int, i: int) -> int:
-    """Output token ``i`` of a choice: a lower-case letter's byte."""
-    return ord("a") + (sum(prompt_ids) + choice + i) % 26
-
-
-def fake_logprob(token_id: int, i: int, *, top: int, vocab_size: int) -> TokenLogprob:
-    """Logprob of output token ``i``: ``-(i % 8 + 1) / 8``; alternatives are the next ids, each 1 less likely."""
-    logprob = -(i % 8 + 1) / 8
-    return TokenLogprob(
-        token_id=token_id,
-        logprob=logprob,
-        top=tuple(((token_id + j) % vocab_size, logprob - j) for j in range(top)),
-    )
+__all__ = ["FakeEngine"]
 
 
 @dataclass(eq=False)

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from jserve.checkpoints.cache import make_new, make_once
 from jserve.errors import CheckpointError
 from jserve.progress import SILENT
+from jserve.testing.waiting import wait_for
 
 
 def fill(scratch):
@@ -172,13 +172,6 @@ def start_maker(final, log, seconds):
         stdout=subprocess.PIPE,
         text=True,
     )
-
-
-def wait_for(what):
-    deadline = time.monotonic() + 30
-    while not what():
-        assert time.monotonic() < deadline, "waited 30 s"
-        time.sleep(0.01)
 
 
 def test_two_processes_do_the_work_once(tmp_path):

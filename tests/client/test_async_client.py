@@ -8,8 +8,8 @@ import pytest
 from jserve import errors
 from jserve.client import AsyncClient, Cancel, PromptRequest
 from jserve.request import FinishReason, SamplingParams
-from jserve.testing.fake_engine import fake_token
 from jserve.testing.fake_server import fake_server
+from jserve.testing.fake_tokens import fake_token
 
 
 @pytest.fixture

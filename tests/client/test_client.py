@@ -11,8 +11,9 @@ import pytest
 from jserve import errors
 from jserve.client import Cancel, Client, PromptRequest
 from jserve.request import Delta, FinishReason, SamplingParams, ServedModel
-from jserve.testing.fake_engine import FakeEngine, fake_logprob, fake_token
+from jserve.testing.fake_engine import FakeEngine
 from jserve.testing.fake_server import fake_server
+from jserve.testing.fake_tokens import fake_logprob, fake_token
 
 
 @pytest.fixture

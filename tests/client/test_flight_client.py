@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
@@ -23,20 +23,11 @@ from jserve.errors import (
     Unsupported,
 )
 from jserve.request import FinishReason, SamplingParams, ServedModel, TokenLogprob
-from jserve.testing.fake_engine import FakeEngine, fake_logprob, fake_token
+from jserve.testing.fake_engine import FakeEngine
 from jserve.testing.fake_server import FakeServer, fake_server
+from jserve.testing.fake_tokens import fake_logprob, fake_text
+from jserve.testing.waiting import wait_for
 from jserve.wire.columns import OUTPUT, prompts_to_batch
-
-
-def expected(prompt: str, tokens: int) -> str:
-    return "".join(chr(fake_token(list(prompt.encode()), 0, i)) for i in range(tokens))
-
-
-def wait_for(condition: Callable[[], bool], timeout: float = 2.0) -> None:
-    limit = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < limit, "did not come about in time"
-        time.sleep(0.005)
 
 
 @pytest.fixture
@@ -57,7 +48,7 @@ def test_generate_streams_deltas(client: FlightClient) -> None:
     deltas = list(client.generate("hi", params, request_id="mine"))
     assert len(deltas) > 1
     assert {delta.request_id for delta in deltas} == {"mine"}
-    assert "".join(delta.text for delta in deltas) == expected("hi", 6)
+    assert "".join(delta.text for delta in deltas) == fake_text("hi", 6)
     ids = [token for delta in deltas for token in delta.token_ids]
     logprobs = [entry for delta in deltas for entry in delta.logprobs or ()]
     assert logprobs == [fake_logprob(token, i, top=1, vocab_size=258) for i, token in enumerate(ids)]
@@ -172,7 +163,7 @@ def test_an_exchange_of_many_batches(client: FlightClient, served: FakeServer) -
         assert answer.schema == OUTPUT
         for row in answer.select(["id", "text"]).to_pylist():
             texts[row["id"]] = texts.get(row["id"], "") + row["text"]
-    assert texts == {f"{i}-{j}": expected(f"p{i}", 2) for i in range(50) for j in range(3)}
+    assert texts == {f"{i}-{j}": fake_text(f"p{i}", 2) for i in range(50) for j in range(3)}
 
 
 def test_an_exchange_that_is_left_stops_reading_its_source(client: FlightClient, served: FakeServer) -> None:
@@ -212,7 +203,7 @@ def test_a_table(client: FlightClient) -> None:
     table = pa.table({"id": ["x", "y"], "prompt": ["hi", None], "note": [1, 2]})
     results = client.table(table, params=SamplingParams(max_tokens=3))
     assert results.schema == OUTPUT
-    assert results.column("text").to_pylist() == [expected("hi", 3), None]
+    assert results.column("text").to_pylist() == [fake_text("hi", 3), None]
     assert results.column("error_code").to_pylist() == [None, "JS-REQ-01"]
 
 

@@ -23,7 +23,8 @@ from jserve.errors import (
 )
 from jserve.request import FinishReason, SamplingParams, ServedModel
 from jserve.serving.frontend import Frontend
-from jserve.testing.fake_engine import FakeEngine, fake_token
+from jserve.testing.fake_engine import FakeEngine
+from jserve.testing.fake_tokens import fake_token
 from jserve.testing.tokenizer import BOS_ID, CHAT_TEMPLATE, EOS_ID, ByteTokenizer
 from jserve.text.chat_template import ChatTemplate
 

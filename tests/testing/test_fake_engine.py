@@ -7,7 +7,8 @@ import pytest
 
 from jserve.errors import Draining, DuplicateRequest, EngineFailed, PromptTooLong, QueueFull
 from jserve.request import FinishReason, Request, ResolvedSampling, TokenDelta
-from jserve.testing.fake_engine import FakeEngine, fake_token
+from jserve.testing.fake_engine import FakeEngine
+from jserve.testing.fake_tokens import fake_token
 
 
 def request(request_id="r", *, prompt=(1, 2), deadline=None, **sampling):

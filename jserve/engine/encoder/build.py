@@ -6,49 +6,43 @@ trace the model abstractly -> see that it fits -> compile || load the weights ->
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
 
 from jserve.config import ServeConfig
-from jserve.engine.build import default_num_tokens, not_finite
 from jserve.engine.contract import Encoded, EngineLimits
 from jserve.engine.encoder.buckets import EncoderBuckets
 from jserve.engine.encoder.engine import VectorEngine
 from jserve.engine.encoder.executor import EncoderExecutor
 from jserve.engine.encoder.program import EncoderProgram
 from jserve.engine.memory import check_weights_fit, device_bytes, weights_exhaustion_in_words
-from jserve.engine.programs import CompileProgress, TellCompiled
+from jserve.engine.programs import TellCompiled
+from jserve.engine.start import (
+    WARM_TIMEOUT_S,
+    LoadableModel,
+    check_mesh_axes,
+    compile_and_load,
+    default_num_tokens,
+    not_finite,
+    started,
+)
 from jserve.engine.store import ProgramStore
-from jserve.errors import ConfigError, DeviceError, MeshError
+from jserve.errors import ConfigError, DeviceError
 from jserve.models.encoder_contract import trace_encoder
 from jserve.models.pooling import Pooling
 from jserve.request import TextRequest
 
 __all__ = ["EncoderModel", "build_encoder"]
 
-_WARM_TIMEOUT_S = 600.0
-
 
 @dataclass(frozen=True, kw_only=True)
-class EncoderModel:
+class EncoderModel(LoadableModel):
     """An encoder as the engine takes it."""
 
-    graphdef: Any
-    param_shapes: Any
-    """Pure dict of ShapeDtypeStructs with shardings on the mesh."""
-    load: Callable[[], Any]
-    """Gives the parameters, in the shape of ``param_shapes``; called once, while programs compile."""
-    max_len: int
-    """Most tokens of a text, special ones included."""
     vocab_size: int
     pooling: Pooling
-    own_code: bool
-    """Whether all of the model's code lies in ``jserve.models``, so that its programs are known without lowering."""
 
 
 def build_encoder(
@@ -61,9 +55,7 @@ def build_encoder(
 ) -> VectorEngine:
     """A started engine that has made a real vector. Raises ConfigError, MeshError, DeviceError, OutOfMemory or
     UnsupportedModel."""
-    unbuilt = {axis: size for axis, size in mesh.shape.items() if size > 1 and axis != "tensor"}
-    if unbuilt:
-        raise MeshError(f"mesh axes {unbuilt} are not built for encoders; allowed: tensor", fix='--mesh "tensor=N"')
+    check_mesh_axes(mesh, of="encoders")
     if config.page_size is not None or config.num_pages is not None:
         raise ConfigError(
             "page_size and num_pages are set, and this model is an encoder, which has no KV cache", fix="leave them out"
@@ -84,20 +76,8 @@ def build_encoder(
         buckets=buckets,
         own_code=model.own_code,
     )
-    with (
-        weights_exhaustion_in_words(param_bytes),
-        ThreadPoolExecutor(max_workers=1, thread_name_prefix="load") as pool,
-    ):
-        params = pool.submit(model.load)
-
-        def tell(now: CompileProgress) -> None:
-            if params.done():
-                params.result()  # what is wrong with the weights is said now, not after the last program
-            if compile_progress is not None:
-                compile_progress(now)
-
-        executor.compile(store=store, progress=tell)
-        executor.allocate(params.result())
+    with weights_exhaustion_in_words(param_bytes):
+        compile_and_load(executor, model.load, store=store, progress=compile_progress)
     limits = EngineLimits(
         max_model_len=max_len,
         vocab_size=model.vocab_size,
@@ -107,15 +87,7 @@ def build_encoder(
         max_queue=config.max_queue,
     )
     engine = VectorEngine(executor, limits=limits, dimensions=dimensions)
-    engine.start()
-    try:
-        with weights_exhaustion_in_words(param_bytes):
-            _warm(engine)
-    except BaseException:
-        engine.close()
-        raise
-    engine.mark_ready()
-    return engine
+    return started(engine, _warm, guard=weights_exhaustion_in_words(param_bytes))
 
 
 def _max_len(model: EncoderModel, config: ServeConfig) -> int:
@@ -150,8 +122,8 @@ def _warm(engine: VectorEngine) -> None:
     # Token 0 is often padding, whose row of the table may hold anything.
     token = min(1, engine.limits.vocab_size - 1)
     engine.submit(TextRequest(request_id="warm", token_ids=(token,)), sink)
-    if not over.wait(_WARM_TIMEOUT_S):
-        raise DeviceError(f"no vector within {_WARM_TIMEOUT_S:.0f} s of the first dispatch")
+    if not over.wait(WARM_TIMEOUT_S):
+        raise DeviceError(f"no vector within {WARM_TIMEOUT_S:.0f} s of the first dispatch")
     if heard[0].error is not None:
         raise DeviceError(f"the first vector failed: {heard[0].error}; the log has the cause") from engine.fault
     if heard[0].vector is None or not np.isfinite(heard[0].vector).all():

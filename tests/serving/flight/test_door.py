@@ -22,25 +22,16 @@ from jserve.config import MAX_MESSAGE_MB, ServeConfig
 from jserve.errors import ConfigError
 from jserve.serving.flight.door import FlightDoor
 from jserve.serving.loop import LoopThread
-from jserve.testing.fake_engine import FakeEngine, fake_token
+from jserve.testing.fake_engine import FakeEngine
 from jserve.testing.fake_server import fake_frontend, fake_server
+from jserve.testing.fake_tokens import fake_text
+from jserve.testing.waiting import wait_for
 from jserve.wire.columns import OUTPUT
 from jserve.wire.flight import FLIGHT_SERVICE
 
 Serve = Callable[..., Any]
 
 GENERATE = flight.FlightDescriptor.for_path("generate", "fake")
-
-
-def expected(prompt: str, tokens: int) -> str:
-    return "".join(chr(fake_token(list(prompt.encode()), 0, i)) for i in range(tokens))
-
-
-def wait_for(condition: Callable[[], bool], timeout: float = 2.0) -> None:
-    limit = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < limit, "did not come about in time"
-        time.sleep(0.005)
 
 
 def act(client: flight.FlightClient, name: str, body: Any = None) -> Any:
@@ -257,7 +248,7 @@ def test_running_calls_end_within_the_grace_and_new_ones_are_refused(serve: Serv
         with pytest.raises(flight.FlightUnavailableError) as caught:
             served.exchange([batch])
         assert info_of(caught)["code"] == "JS-SRV-01"
-        assert "".join(row["text"] for row in running.result()) == expected("hi", 30)
+        assert "".join(row["text"] for row in running.result()) == fake_text("hi", 30)
         stopping.result()
     # An idle call does not hold it up; it is cut.
     assert time.monotonic() - start < 5

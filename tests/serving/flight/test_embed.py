@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +13,7 @@ from jserve.errors import DeadlineExceeded, InvalidRequest, NotFound, QueueFull,
 from jserve.request import SamplingParams
 from jserve.testing.fake_encoder import FakeEncoder, fake_vector
 from jserve.testing.fake_server import fake_encoder_server
+from jserve.testing.waiting import wait_for
 from jserve.wire.embeddings import embeddings_schema
 
 EMBED = flight.FlightDescriptor.for_path("embed", "fake")
@@ -156,13 +156,6 @@ def test_what_is_not_served(client, stock):
             stock.get_schema(flight.FlightDescriptor.for_command(json.dumps(command)))
     with pytest.raises((pa.ArrowInvalid, flight.FlightError), match="no column holds texts; send one called text"):
         exchange(stock, [pa.record_batch({"prompt": ["a"]})])
-
-
-def wait_for(condition):
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def test_a_full_queue_refuses_who_has_not_begun_and_a_deadline_ends_a_call():

@@ -19,8 +19,10 @@ from pyarrow import flight
 from jserve.request import Delta, FinishReason, SamplingParams
 from jserve.serving.flight.batch import PromptRow
 from jserve.serving.flight.rows import RowRunner
-from jserve.testing.fake_engine import FakeEngine, fake_logprob, fake_token
+from jserve.testing.fake_engine import FakeEngine
 from jserve.testing.fake_server import fake_frontend
+from jserve.testing.fake_tokens import fake_logprob, fake_text, fake_token
+from jserve.testing.waiting import wait_for
 
 Serve = Callable[..., Any]
 
@@ -31,11 +33,6 @@ TEXT_TYPES = [
     pa.dictionary(pa.int8(), pa.utf8()),
     pa.dictionary(pa.int32(), pa.large_utf8()),
 ]
-
-
-def expected(prompt: str, tokens: int, *, choice: int = 0) -> str:
-    """What the fake engine says to a prompt."""
-    return "".join(chr(fake_token(list(prompt.encode()), choice, i)) for i in range(tokens))
 
 
 def joined(rows: list[dict[str, Any]], row_id: str, index: int = 0) -> str:
@@ -85,8 +82,8 @@ def test_text_of_every_type_gives_the_same_rows(serve: Serve, kind: pa.DataType,
     )
     rows = served.exchange([batch.slice(1) if sliced else batch])
     first = 0 if sliced else 1
-    assert joined(rows, str(first)) == expected(long, 5)
-    assert joined(rows, str(first + 2)) == expected("Grüße", 3)
+    assert joined(rows, str(first)) == fake_text(long, 5)
+    assert joined(rows, str(first + 2)) == fake_text("Grüße", 3)
     null = ends(rows)[str(first + 1)]
     assert (null["finish_reason"], null["error_code"], null["text"], null["token_ids"]) == (
         "error",
@@ -136,10 +133,10 @@ def test_token_ids_messages_and_choices(serve: Serve) -> None:
         }
     )
     rows = served.exchange([batch])
-    assert joined(rows, "0") == expected("hi", 3)
+    assert joined(rows, "0") == fake_text("hi", 3)
     chat = [256, *b"user: hi\nassistant:"]
     assert joined(rows, "1") == "".join(chr(fake_token(chat, 0, i)) for i in range(3))
-    assert [joined(rows, "2", index) for index in (0, 1)] == [expected("hi", 3), expected("hi", 3, choice=1)]
+    assert [joined(rows, "2", index) for index in (0, 1)] == [fake_text("hi", 3), fake_text("hi", 3, choice=1)]
     last = ends(rows)
     assert last["3"]["error"] == (
         "exactly one of prompt, token_ids, messages must be set; the row has token_ids and messages"
@@ -202,7 +199,7 @@ def test_sampling_columns_reach_the_engine(serve: Serve) -> None:
 
 def test_a_stop_string_may_be_text_or_a_list(serve: Serve) -> None:
     served = serve()
-    whole = expected("hi", 8)
+    whole = fake_text("hi", 8)
     for stop in (pa.array([whole[3:5]], pa.large_utf8()), pa.array([[whole[3:5], "never"]])):
         rows = served.exchange([pa.record_batch({"prompt": ["hi"], "stop": stop, "include_stop": [False]})])
         assert joined(rows, "0") == whole[:3]
@@ -213,7 +210,7 @@ def test_defaults_come_from_the_command(serve: Serve) -> None:
     served = serve()
     batch = pa.record_batch({"prompt": ["hi", "hi"], "max_tokens": [None, 2]})
     rows = run(served.client, generate_command(model="fake", max_tokens=4, seed=3, stop=["zz"]), batch)
-    assert [joined(rows, "0"), joined(rows, "1")] == [expected("hi", 4), expected("hi", 2)]
+    assert [joined(rows, "0"), joined(rows, "1")] == [fake_text("hi", 4), fake_text("hi", 2)]
     assert [request.sampling.seed for request in served.engine.submitted] == [3, 3]
 
 
@@ -316,7 +313,7 @@ def test_rows_stream_while_the_client_still_writes(serve: Serve) -> None:
                 (row,) = reader.read_chunk().data.to_pylist()
                 assert row["id"] == str(number)
                 text += row["text"]
-            assert text == expected("hi", 2)
+            assert text == fake_text("hi", 2)
         writer.done_writing()
 
 
@@ -325,7 +322,7 @@ def test_many_batches_are_written_before_any_is_read(serve: Serve) -> None:
     batch = pa.record_batch({"prompt": ["hi"], "max_tokens": [2]})
     rows = served.exchange([batch] * 1500)
     assert sorted(int(row_id) for row_id in ends(rows)) == list(range(1500))
-    assert {row["text"] for row in rows} == {expected("hi", 2)}
+    assert {row["text"] for row in rows} == {fake_text("hi", 2)}
 
 
 def test_64_exchanges_write_much_before_they_read(serve: Serve) -> None:
@@ -374,13 +371,6 @@ def test_a_call_that_has_not_begun_is_refused_when_the_queue_is_full(serve: Serv
         assert len(ends(reader.read_all().to_pylist())) == 5
 
 
-def wait_for(condition: Callable[[], bool], timeout: float = 2.0) -> None:
-    limit = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < limit, "did not come about in time"
-        time.sleep(0.005)
-
-
 def held_up(served: Any) -> int:
     """Wait until what was begun is made and nothing more is begun. How many rows were begun."""
     begun = 0
@@ -415,7 +405,7 @@ writer.write_batch(batch)
 time.sleep(60)
 """
     with subprocess.Popen([sys.executable, "-c", script]) as client:
-        wait_for(lambda: served.frontend.live > 4, timeout=20)
+        wait_for(lambda: served.frontend.live > 4)
         client.kill()
         wait_for(lambda: served.engine.live == 0 and served.frontend.live == 0)
     assert len(served.engine.submitted) < 100
@@ -550,7 +540,7 @@ def test_output_is_split_for_small_clients(serve: Serve) -> None:
                 assert row["error"] is None
                 text[int(row["id"])] += row["text"]
     assert total > 5 << 20
-    assert text == [expected("hi", tokens)] * 2
+    assert text == [fake_text("hi", tokens)] * 2
 
 
 def test_a_slow_reader_holds_up_itself_only(serve: Serve) -> None:
@@ -568,7 +558,7 @@ def test_a_slow_reader_holds_up_itself_only(serve: Serve) -> None:
     # Others are served meanwhile.
     other = pa.record_batch({"prompt": ["hi"], "max_tokens": [3]})
     with flight.connect(served.location) as client:
-        assert joined(run(client, flight.FlightDescriptor.for_path("generate"), other), "0") == expected("hi", 3)
+        assert joined(run(client, flight.FlightDescriptor.for_path("generate"), other), "0") == fake_text("hi", 3)
     assert len(submitted) == begun + 1
     # And when it reads, it goes on where it was, with nothing lost.
     rows = 0

@@ -12,15 +12,12 @@ import pytest
 from pyarrow import flight
 
 from jserve.serving.outbox import LOGPROB_BYTES, TOKEN_BYTES, TOP_LOGPROB_BYTES
-from jserve.testing.fake_engine import fake_token
+from jserve.testing.fake_tokens import fake_text
+from jserve.testing.waiting import wait_for
 
 Serve = Callable[..., Any]
 
 GENERATE = flight.FlightDescriptor.for_path("generate", "fake")
-
-
-def expected(prompt: str, tokens: int, *, choice: int = 0) -> str:
-    return "".join(chr(fake_token(list(prompt.encode()), choice, i)) for i in range(tokens))
 
 
 def put(client: flight.FlightClient, table: pa.Table, *, max_chunksize: int | None = None) -> bytes:
@@ -43,20 +40,13 @@ def code(caught: pytest.ExceptionInfo[flight.FlightError]) -> str:
     return str(json.loads(caught.value.extra_info)["code"])
 
 
-def wait_for(condition: Callable[[], bool], timeout: float = 2.0) -> None:
-    limit = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < limit, "did not come about in time"
-        time.sleep(0.005)
-
-
 def test_results_come_in_the_order_of_the_prompts(serve: Serve) -> None:
     served = serve(engine={"max_num_seqs": 4, "tokens_per_dispatch": 2})
     lengths = [9, 1, 5, 3, 7, 2]
     table = pa.table({"prompt": [f"p{i}" for i in range(6)], "max_tokens": lengths, "note": ["-"] * 6})
     rows = get(served.client, put(served.client, table, max_chunksize=2))
     assert [row["id"] for row in rows] == ["0", "1", "2", "3", "4", "5"]
-    assert [row["text"] for row in rows] == [expected(f"p{i}", n) for i, n in enumerate(lengths)]
+    assert [row["text"] for row in rows] == [fake_text(f"p{i}", n) for i, n in enumerate(lengths)]
     assert [len(row["token_ids"]) for row in rows] == lengths
     assert {row["finish_reason"] for row in rows} == {"length"}
     assert [row["usage"]["output_tokens"] for row in rows] == lengths
@@ -76,10 +66,10 @@ def test_one_row_a_prompt_and_choice(serve: Serve) -> None:
     rows = get(served.client, put(served.client, table))
     assert [(row["id"], row["index"]) for row in rows] == [("same", 0), ("same", 1), ("bad", 0), ("same", 0)]
     assert [row["text"] for row in rows] == [
-        expected("hi", 3),
-        expected("hi", 3, choice=1),
+        fake_text("hi", 3),
+        fake_text("hi", 3, choice=1),
         None,
-        expected("ho", 2),
+        fake_text("ho", 2),
     ]
     assert [len(row["logprobs"]) if row["logprobs"] else None for row in rows] == [3, 3, None, None]
     # What a prompt used stands once, on its first choice.
@@ -105,7 +95,7 @@ def test_rows_are_computed_while_the_table_is_uploaded(serve: Serve) -> None:
         ticket = answers.read().to_pybytes()
         writer.write_table(table)
         reader = served.client.do_get(flight.Ticket(ticket))
-        assert reader.read_chunk().data.column("text").to_pylist() == [expected("a", 2)]
+        assert reader.read_chunk().data.column("text").to_pylist() == [fake_text("a", 2)]
         writer.write_table(table)
         assert reader.read_chunk().data.column("id").to_pylist() == ["1"]
         writer.done_writing()
@@ -189,7 +179,7 @@ def test_a_fetch_that_reads_nothing_gives_its_table_up(serve: Serve) -> None:
     columns = {"prompt": ["a"] * rows, "max_tokens": [2000] * rows, "logprobs": [20] * rows}
     ticket = put(served.client, pa.table(columns))
     reader = served.client.do_get(flight.Ticket(ticket))
-    wait_for(lambda: not len(served.door._store), timeout=10.0)
+    wait_for(lambda: not len(served.door._store))
     with pytest.raises(flight.FlightError, match=r"has expired: for 0\.4 s its client reads nothing") as caught:
         reader.read_all()
     assert code(caught) == "JS-REQ-04"
@@ -258,7 +248,7 @@ def test_a_table_pauses_when_its_window_is_full(serve: Serve) -> None:
         begun = len(served.engine.submitted)
         time.sleep(0.3)
     assert begun < 150
-    assert [row["text"] for row in get(served.client, ticket)] == [expected("hi", 20)] * rows
+    assert [row["text"] for row in get(served.client, ticket)] == [fake_text("hi", 20)] * rows
 
 
 def begun(served: Any) -> int:

@@ -1,7 +1,6 @@
 """Embed through a real server, a stock gRPC client and our own."""
 
 import threading
-import time
 
 import grpc
 import numpy as np
@@ -12,6 +11,7 @@ from jserve.errors import DeadlineExceeded, InvalidRequest, MessageTooLarge, Not
 from jserve.request import SamplingParams
 from jserve.testing.fake_encoder import FakeEncoder, fake_vector
 from jserve.testing.fake_server import fake_encoder_server
+from jserve.testing.waiting import wait_for
 from jserve.v1 import inference_pb2 as pb
 from jserve.v1 import inference_pb2_grpc
 
@@ -100,13 +100,6 @@ def test_an_answer_that_would_not_fit_is_refused_before_it_is_computed():
         with Client(server.addresses.grpc) as client, pytest.raises(MessageTooLarge, match="make several calls"):
             client.embed(["a"])
         assert engine.submitted == 0
-
-
-def wait_for(condition):
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def test_deadline_cancel_and_a_full_queue():

@@ -7,8 +7,9 @@ import grpc
 import pytest
 
 from jserve.serving.grpc import exchange
-from jserve.testing.fake_engine import FakeEngine, fake_token
+from jserve.testing.fake_engine import FakeEngine
 from jserve.testing.fake_server import fake_server
+from jserve.testing.fake_tokens import fake_token
 from jserve.v1 import inference_pb2 as pb
 from jserve.v1 import inference_pb2_grpc
 

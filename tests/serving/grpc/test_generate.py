@@ -9,8 +9,9 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from jserve.request import SamplingParams
-from jserve.testing.fake_engine import FakeEngine, fake_token
+from jserve.testing.fake_engine import FakeEngine
 from jserve.testing.fake_server import fake_server
+from jserve.testing.fake_tokens import fake_token
 from jserve.v1 import inference_pb2 as pb
 from jserve.v1 import inference_pb2_grpc
 
