@@ -42,6 +42,13 @@ def pytest_collection_modifyitems(config, items):
         Path(file).write_text(json.dumps(sorted(rows)), encoding="utf-8")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_unconfigure(config):
+    # What libraries said while they were imported above would come after the closing lines.
+    if (capture := config.pluginmanager.getplugin("capturemanager")) is not None and capture.is_globally_capturing():
+        capture.read_global_capture()
+
+
 def _is_skipped(item):
     """Whether a mark keeps it from running here."""
     skipif = (mark.args[:1] == (True,) for mark in item.iter_markers("skipif"))
