@@ -16,6 +16,7 @@ from jserve.checkpoints.checkpoint import Checkpoint, param_shapes
 from jserve.checkpoints.gguf import gemma, gpt2, llama
 from jserve.checkpoints.gguf.file import GgufFile, GgufTensor
 from jserve.checkpoints.gguf.tensors import READABLE, read_tensor, stored_dtype
+from jserve.checkpoints.settings import sampling_default
 from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.text.from_gguf import tokenizer_from_gguf
 from jserve.text.tokenizer import Tokenizer
@@ -71,8 +72,8 @@ def gguf_checkpoint(file: GgufFile, *, source: str) -> Checkpoint:
     """``file`` as a checkpoint that reads from it while it is open; no tensor's values are read yet.
 
     Reading a parameter raises CheckpointError where its values are not finite. Raises UnsupportedModel for what is
-    not built, and CheckpointError that lists every parameter whose tensor is missing or has another shape, and every
-    tensor that is left over.
+    not built, and CheckpointError for a sampling default that is no finite number, or that lists every parameter whose
+    tensor is missing or has another shape, and every tensor that is left over.
     """
     kind = architecture(file)
     config = kind.config(file)
@@ -89,7 +90,7 @@ def gguf_checkpoint(file: GgufFile, *, source: str) -> Checkpoint:
         leaves=plan_leaves(kind.key_map, _tensors(file), wanted, where=str(file.path)),
         tokenizer=tokenizer,
         chat_template=template if isinstance(template, str) else None,
-        generation=_generation(file.metadata),
+        generation=_generation(file),
         eos_ids=tokenizer.eos_ids,
         source=source,
         digests="not checked (--check reads every byte)",
@@ -129,6 +130,9 @@ def _read(file: GgufFile, tensor: GgufTensor, region: Region) -> np.ndarray:
     return values
 
 
-def _generation(metadata: Mapping[str, Any]) -> dict[str, int | float]:
-    found = {name: metadata[key] for key, name in _SAMPLING.items() if key in metadata}
-    return {name: value for name, value in found.items() if isinstance(value, int | float)}
+def _generation(file: GgufFile) -> dict[str, int | float]:
+    return {
+        name: sampling_default(file.metadata[key], key=key, where=file.path)
+        for key, name in _SAMPLING.items()
+        if key in file.metadata
+    }
