@@ -24,6 +24,7 @@ from jserve.checkpoints.orbax.saved import Saved, open_saved
 from jserve.checkpoints.sources.local import LocalFile, LocalFolder
 from jserve.checkpoints.written import open_written
 from jserve.progress import Progress
+from jserve.shown import shown
 
 __all__ = ["Stored", "saved_arrays", "stored"]
 
@@ -129,8 +130,10 @@ def _hf(folder: Path, model: str) -> Stored:
 def _gguf(file: GgufFile, model: str) -> Stored:
     tensors = file.tensors.values()
     kinds = sorted({tensor.kind.name for tensor in tensors})
-    parts = file.metadata.get("split.count", 1)
-    part = f", part {file.metadata.get('split.no', 0) + 1} of {parts}" if isinstance(parts, int) and parts > 1 else ""
+    parts, place = file.metadata.get("split.count"), file.metadata.get("split.no")
+    part = ""
+    if isinstance(parts, int) and parts > 1:
+        part = f", part {place + 1 if isinstance(place, int) else shown(place)} of {parts}"
     return Stored(
         path=file.path,
         layout=f"GGUF file (version {file.version}, {', '.join(kinds)}{part})",

@@ -98,7 +98,7 @@ def test_sampling_defaults(tmp_path, generation, wanted):
 @pytest.mark.parametrize("value", ["warm", True, 10**400])
 def test_sampling_defaults_of_a_wrong_kind(tmp_path, value):
     write_tiny_hf(tmp_path / "m", generation={"temperature": value})
-    with pytest.raises(CheckpointError, match="temperature is .*; it must be a finite number"):
+    with pytest.raises(CheckpointError, match=r"temperature is .*; it must be a finite number"):
         opened(tmp_path / "m")
 
 
