@@ -9,14 +9,13 @@ from functools import partial
 from pathlib import Path
 
 from jserve.checkpoints.arrays.lazy import LazyArray
-from jserve.checkpoints.arrays.tree import is_number, main_dtype
+from jserve.checkpoints.arrays.tree import is_number
 from jserve.checkpoints.checkpoint import Checkpoint
 from jserve.checkpoints.gguf.file import GgufFile
 from jserve.checkpoints.gguf.model import gguf_checkpoint
-from jserve.checkpoints.hf.folder import open_hf
+from jserve.checkpoints.hf.folder import layout_words, open_hf
 from jserve.checkpoints.hf.shards import INDEX_NAME, open_tensors, weight_files
 from jserve.checkpoints.inspection.report import ArrayReport, FileReport
-from jserve.checkpoints.manifest import MANIFEST_NAME
 from jserve.checkpoints.orbax.open import orbax_checkpoint
 from jserve.checkpoints.orbax.peel import peel
 from jserve.checkpoints.orbax.read import Kvstore
@@ -104,7 +103,7 @@ def _written(folder: Path, *, base: Kvstore | None = None) -> Stored:
     lazy = {".".join(path): array for path, array in tree.items()}
     return Stored(
         path=folder,
-        layout=f"Orbax checkpoint (OCDBT) with {MANIFEST_NAME}",
+        layout=checkpoint.layout,
         arrays=[_array(name, array) for name, array in lazy.items()],
         lazy=lazy,
         files=[],
@@ -118,7 +117,7 @@ def _hf(folder: Path, model: str) -> Stored:
     shards = [path for path in weight_files(folder) if path.name != INDEX_NAME]
     return Stored(
         path=folder,
-        layout=f"Hugging Face folder (safetensors, {main_dtype(tensors.values())})",
+        layout=layout_words(tensors.values()),
         # torch's counters and tables of positions; quantized weights are of narrower types.
         arrays=[_array(name, array, parameter=array.dtype.name != "int64") for name, array in tensors.items()],
         lazy=tensors,
