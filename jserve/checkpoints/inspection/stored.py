@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from jserve.checkpoints.arrays.key_map import Path as LeafPath
 from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.arrays.tree import is_number
 from jserve.checkpoints.checkpoint import Checkpoint
@@ -74,11 +75,14 @@ def stored(found: LocalFile | LocalFolder, model: str, *, progress: Progress) ->
         yield _orbax(open_saved(found.path, progress=progress), model, progress)
 
 
-def saved_arrays(saved: Saved) -> list[ArrayReport]:
-    """Everything that Orbax or Flax saved, parameters told apart from the rest by their names."""
-    params = {id(array) for array in peel(saved.tree).params.values()}
+def saved_arrays(saved: Saved, read: Collection[LeafPath] | None = None) -> list[ArrayReport]:
+    """Everything that Orbax or Flax saved. ``read`` are the paths of the parameters; None: names tell them apart from
+    the rest."""
+    if read is None:
+        params = {id(array) for array in peel(saved.tree).params.values()}
+        read = {path for path, array in saved.tree.items() if id(array) in params}
     return [
-        _array(".".join(path), array, parameter=id(array) in params)
+        _array(".".join(path), array, parameter=path in read)
         for path, array in sorted(saved.tree.items(), key=lambda item: _order(item[0]))
     ]
 
