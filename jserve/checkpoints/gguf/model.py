@@ -54,7 +54,7 @@ _SAMPLING: Mapping[str, str] = {
 
 
 def _architecture(file: GgufFile) -> _Architecture:
-    """The one that ``file`` names. Raises UnsupportedModel with the known ones, and for one part of several."""
+    """The architecture that ``file`` names. Raises UnsupportedModel with the known ones."""
     name = file.metadata.get("general.architecture")
     parts = file.metadata.get("split.count", 0)
     if isinstance(parts, int) and parts > 1:

@@ -10,6 +10,7 @@ from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.arrays.tree import main_dtype
 from jserve.checkpoints.checkpoint import Checkpoint, param_shapes
 from jserve.checkpoints.hf.files import CONFIG_NAME
+from jserve.checkpoints.encoder import EncoderSettings
 from jserve.checkpoints.hf.sentence_transformer import read_encoder_settings
 from jserve.checkpoints.manifest import MANIFEST_NAME
 from jserve.checkpoints.orbax.beside import (
@@ -76,7 +77,7 @@ def orbax_checkpoint(saved: Saved, *, source: str, progress: Progress = SILENT) 
         chat_template=None if text is None else text.chat_template,
         generation=read_beside_sampling(where),
         eos_ids=read_ends(where, described) if text is None else text.tokenizer.eos_ids,
-        encoder=read_encoder_settings(described.path.parent, described.config) if described.is_encoder else None,
+        encoder=_encoder(described),
         source=source,
         digests="not checked; pieces that are missing or damaged are found when they are read",
     )
@@ -102,6 +103,12 @@ def _leaves(saved: Saved, described: Described) -> tuple[Leaves, str]:
     refuse_adapters(saved.tree, peeled.root, where=where)
     tensors = _under_its_name(known.tensors(params, described.values, where), peeled.root, described.key_map)
     return plan_leaves(described.key_map, tensors, wanted, where=where), f"a tree of {known.name}"
+
+
+def _encoder(described: Described) -> EncoderSettings | None:
+    if not described.is_encoder:
+        return None
+    return read_encoder_settings(described.path.parent, described.config)
 
 
 def _under_its_name(tensors: dict[str, LazyArray], root: Path, key_map: KeyMap) -> dict[str, LazyArray]:
