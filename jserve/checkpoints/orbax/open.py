@@ -9,8 +9,8 @@ from jserve.checkpoints.arrays.key_map import KeyMap, Leaves, Path, plan_leaves
 from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.arrays.tree import main_dtype
 from jserve.checkpoints.checkpoint import Checkpoint, param_shapes
-from jserve.checkpoints.hf.files import CONFIG_NAME
 from jserve.checkpoints.encoder import EncoderSettings
+from jserve.checkpoints.hf.files import CONFIG_NAME
 from jserve.checkpoints.hf.sentence_transformer import read_encoder_settings
 from jserve.checkpoints.manifest import MANIFEST_NAME
 from jserve.checkpoints.orbax.beside import (
