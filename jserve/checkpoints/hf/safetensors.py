@@ -199,7 +199,7 @@ def _fill(fd: int, out: np.ndarray, begin: int, shape: tuple[int, ...], region: 
 
 
 def _read_into(fd: int, out: np.ndarray, at: int) -> None:
-    left = memoryview(out.reshape(-1).view(np.uint8))
+    left = out.reshape(-1).view(np.uint8).data
     while left:
         # Several threads may read, and one call gives 2 GiB at most.
         got = os.preadv(fd, [left], at)
