@@ -72,7 +72,7 @@ def read_manifest(folder: Path, *, without: str | None = None) -> Manifest:
                 fix="convert the checkpoint again, or use the jserve that wrote it",
             )
         manifest = msgspec.json.decode(data, type=Manifest)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {error}", fix="convert the checkpoint again") from None
     for name, record in manifest.files.items():
         if without is not None and name.startswith(without):

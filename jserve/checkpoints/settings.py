@@ -10,7 +10,7 @@ from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.models.config import MAX_EXPERTS, MAX_LAYERS, ModelConfig
 from jserve.shown import shown
 
-__all__ = ["Settings"]
+__all__ = ["Settings", "sampling_default"]
 
 C = TypeVar("C", bound=ModelConfig)
 
@@ -153,6 +153,16 @@ class Settings:
             return kind(**fields)
         except UnsupportedModel as error:
             raise UnsupportedModel(f"{self.where}: {error.message}", fix=error.fix) from None
+
+
+def sampling_default(value: Any, *, key: str, where: object) -> int | float:
+    """``value``, which the file ``where`` has as a default for sampling under ``key``.
+
+    Raises CheckpointError for what is no finite number: jserve.json holds no other, and every request would fail.
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
+        return value
+    raise CheckpointError(f"{where}: {key} is {shown(value)}; it must be a finite number")
 
 
 def _is_whole(value: Any) -> bool:

@@ -8,7 +8,8 @@ from jserve.checkpoints.checkpoint import Checkpoint
 from jserve.checkpoints.manifest import ARRAYS_FOLDER, MANIFEST_NAME, TOKENIZER_NAME, Manifest, read_manifest
 from jserve.checkpoints.orbax.read import Kvstore, inner_kvstore, read_tree
 from jserve.checkpoints.sources.names import resolve_member
-from jserve.errors import CheckpointError
+from jserve.errors import CheckpointError, UnsupportedModel
+from jserve.models.config import ModelConfig
 from jserve.models.registry import family
 from jserve.text.tokenizer import Tokenizer
 
@@ -26,7 +27,7 @@ def open_written(folder: Path, *, base: Kvstore | None = None) -> Checkpoint:
         path=folder,
         layout=f"Orbax checkpoint (OCDBT) with {MANIFEST_NAME}",
         family=manifest.family,
-        config=family(manifest.family).config_type.from_dict(manifest.config),
+        config=_config(folder, manifest),
         leaves=read_tree(folder / ARRAYS_FOLDER, base=None if base is None else inner_kvstore(base, ARRAYS_FOLDER)),
         tokenizer=_tokenizer(folder, manifest) if TOKENIZER_NAME in manifest.files else None,
         chat_template=manifest.chat_template,
@@ -36,6 +37,13 @@ def open_written(folder: Path, *, base: Kvstore | None = None) -> Checkpoint:
         digests=f"not checked; sizes match{'' if base is None else ', but for the arrays'} (--check reads every byte)",
         encoder=manifest.encoder,
     )
+
+
+def _config(folder: Path, manifest: Manifest) -> ModelConfig:
+    try:
+        return family(manifest.family).config_type.from_dict(manifest.config)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{folder / MANIFEST_NAME}: {error.message}", fix=error.fix) from None
 
 
 def _tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:

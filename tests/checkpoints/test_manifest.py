@@ -103,13 +103,26 @@ def test_any_value_anywhere_is_read_or_refused_in_words(folder, value):
         ("rope_theta", 0, "rope_theta is 0"),
         ("rms_norm_eps", -1e-5, "rms_norm_eps is -1e-05"),
         ("rope_scaling", -1, "rope_scaling"),
+        ("of_another", 1, "LlamaConfig has unknown ['of_another']"),
     ],
 )
 def test_a_size_that_no_model_has_is_named(folder, field, value, words):
     rewrite(folder, ("config", field), value)
     for read in (inspect, use):
-        with pytest.raises(UnsupportedModel, match=re.escape(words)):
+        with pytest.raises(UnsupportedModel, match=f"^{re.escape(str(folder / MANIFEST_NAME))}: .*{re.escape(words)}"):
             read(str(folder))
+
+
+def test_a_family_that_is_not_built_is_named_with_the_file(folder):
+    rewrite(folder, ("family",), "mamba")
+    with pytest.raises(UnsupportedModel, match=re.escape(f"{folder / MANIFEST_NAME}: model family 'mamba' is not")):
+        use(folder)
+
+
+def test_a_manifest_that_is_nested_too_deeply_is_damaged(folder):
+    (folder / MANIFEST_NAME).write_text('{"a":' + 100_000 * "[" + 100_000 * "]" + "}")
+    with pytest.raises(CheckpointError, match=rf"{MANIFEST_NAME} is damaged: maximum recursion depth"):
+        use(folder)
 
 
 def test_what_the_family_has_a_default_for_may_be_left_out(folder, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jserve.checkpoints.arrays.axes import regrouped
 from jserve.checkpoints.arrays.key_map import Entry, KeyMap, Leaves
 from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.arrays.tree import is_number
@@ -43,16 +44,5 @@ def _path(entry: Entry, layer: int | None) -> tuple[str, ...]:
 def _stored(entry: Entry, leaf: LazyArray) -> list[LazyArray]:
     """``leaf`` as it lies in a file: one array, or one for each expert."""
     wholes = [leaf.at(0, e) for e in range(leaf.shape[0])] if entry.per_expert else [leaf]
-    return [_one(entry, whole) for whole in wholes]
-
-
-def _one(entry: Entry, array: LazyArray) -> LazyArray:
     ours, theirs = entry.axes
-    if entry.how:
-        names = [name for group in theirs for name in group]
-        if names != ours:
-            array = array.transposed([ours.index(name) for name in names])
-        for axis, group in enumerate(theirs):
-            if len(group) > 1:
-                array = array.merged(axis, len(group))
-    return array
+    return [regrouped(whole, ours, theirs) for whole in wholes] if entry.how else wholes

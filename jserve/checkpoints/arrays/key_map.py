@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import fnmatch
 import math
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from jserve.checkpoints.arrays.axes import axis_groups
 from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.arrays.tree import is_number
 from jserve.errors import CheckpointError
@@ -43,8 +43,7 @@ class Entry:
     """Path of the parameter, with dots and the same ``{i}``."""
     how: str = ""
     """Axes of the parameter and, behind an arrow, of the tensor: ``"D H Dh <- (H Dh) D"`` for a tensor whose rows are
-    heads times head_dim. Empty: they are the same. Experts
-    of ``{e}`` are not written."""
+    heads times head_dim. Empty: they are the same. Experts of ``{e}`` are not written."""
     fused_axis: int | None = None
     """Entries that name the same tensor share this axis of it, their parts one after the other in the map's order."""
     interleaved: bool = False
@@ -56,8 +55,7 @@ class Entry:
     def axes(self) -> tuple[list[str], list[list[str]]]:
         """Names of the parameter's axes; of the tensor's, each with those that are merged in it."""
         ours, _, theirs = self.how.partition("<-")
-        groups = re.findall(r"\(([^)]*)\)|(\S+)", theirs)
-        return ours.split(), [(inside or alone).split() for inside, alone in groups]
+        return ours.split(), axis_groups(theirs)
 
     @property
     def per_expert(self) -> bool:

@@ -1,1 +1,1 @@
-"""GGUF files: the container (file), the blocks of its tensors (tensors), and each architecture (llama)."""
+"""GGUF files: the container (file), the blocks of its tensors (tensors), and the architectures (llama, gemma, gpt2)."""

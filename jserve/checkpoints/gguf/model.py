@@ -16,15 +16,16 @@ from jserve.checkpoints.checkpoint import Checkpoint, param_shapes
 from jserve.checkpoints.gguf import gemma, gpt2, llama
 from jserve.checkpoints.gguf.file import GgufFile, GgufTensor
 from jserve.checkpoints.gguf.tensors import READABLE, read_tensor, stored_dtype
+from jserve.checkpoints.settings import sampling_default
 from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.text.from_gguf import tokenizer_from_gguf
 from jserve.text.tokenizer import Tokenizer
 
-__all__ = ["Architecture", "architecture", "gguf_checkpoint"]
+__all__ = ["gguf_checkpoint"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Architecture:
+class _Architecture:
     """How one value of ``general.architecture`` is read."""
 
     family: str
@@ -32,15 +33,15 @@ class Architecture:
     key_map: KeyMap
 
 
-_ARCHITECTURES: Mapping[str, Architecture] = {
-    "llama": Architecture(family="llama", config=llama.llama, key_map=llama.KEY_MAP),
-    "qwen2": Architecture(family="qwen2", config=llama.qwen2, key_map=llama.QWEN_KEY_MAP),
-    "qwen3": Architecture(family="qwen3", config=llama.qwen3, key_map=llama.QWEN_KEY_MAP),
-    "qwen3moe": Architecture(family="qwen3_moe", config=llama.qwen3moe, key_map=llama.QWEN_KEY_MAP),
-    "phi3": Architecture(family="phi3", config=llama.phi3, key_map=llama.PHI3_KEY_MAP),
-    "gemma2": Architecture(family="gemma2", config=gemma.gemma2, key_map=gemma.KEY_MAP),
-    "gemma3": Architecture(family="gemma3", config=gemma.gemma3, key_map=gemma.KEY_MAP),
-    "gpt2": Architecture(family="gpt2", config=gpt2.gpt2, key_map=gpt2.KEY_MAP),
+_ARCHITECTURES: Mapping[str, _Architecture] = {
+    "llama": _Architecture(family="llama", config=llama.llama, key_map=llama.KEY_MAP),
+    "qwen2": _Architecture(family="qwen2", config=llama.qwen2, key_map=llama.QWEN_KEY_MAP),
+    "qwen3": _Architecture(family="qwen3", config=llama.qwen3, key_map=llama.QWEN_KEY_MAP),
+    "qwen3moe": _Architecture(family="qwen3_moe", config=llama.qwen3moe, key_map=llama.QWEN_KEY_MAP),
+    "phi3": _Architecture(family="phi3", config=llama.phi3, key_map=llama.PHI3_KEY_MAP),
+    "gemma2": _Architecture(family="gemma2", config=gemma.gemma2, key_map=gemma.KEY_MAP),
+    "gemma3": _Architecture(family="gemma3", config=gemma.gemma3, key_map=gemma.KEY_MAP),
+    "gpt2": _Architecture(family="gpt2", config=gpt2.gpt2, key_map=gpt2.KEY_MAP),
 }
 """Mistral and Mixtral are "llama" here, and so is their family."""
 
@@ -52,7 +53,7 @@ _SAMPLING: Mapping[str, str] = {
 }
 
 
-def architecture(file: GgufFile) -> Architecture:
+def _architecture(file: GgufFile) -> _Architecture:
     """The architecture that ``file`` names. Raises UnsupportedModel with the known ones."""
     name = file.metadata.get("general.architecture")
     parts = file.metadata.get("split.count", 0)
@@ -71,10 +72,10 @@ def gguf_checkpoint(file: GgufFile, *, source: str) -> Checkpoint:
     """``file`` as a checkpoint that reads from it while it is open; no tensor's values are read yet.
 
     Reading a parameter raises CheckpointError where its values are not finite. Raises UnsupportedModel for what is
-    not built, and CheckpointError that lists every parameter whose tensor is missing or has another shape, and every
-    tensor that is left over.
+    not built, and CheckpointError for a sampling default that is no finite number, or that lists every parameter whose
+    tensor is missing or has another shape, and every tensor that is left over.
     """
-    kind = architecture(file)
+    kind = _architecture(file)
     config = kind.config(file)
     tokenizer = _tokenizer(file)
     wanted = param_shapes(kind.family, config)
@@ -89,7 +90,7 @@ def gguf_checkpoint(file: GgufFile, *, source: str) -> Checkpoint:
         leaves=plan_leaves(kind.key_map, _tensors(file), wanted, where=str(file.path)),
         tokenizer=tokenizer,
         chat_template=template if isinstance(template, str) else None,
-        generation=_generation(file.metadata),
+        generation=_generation(file),
         eos_ids=tokenizer.eos_ids,
         source=source,
         digests="not checked (--check reads every byte)",
@@ -129,6 +130,9 @@ def _read(file: GgufFile, tensor: GgufTensor, region: Region) -> np.ndarray:
     return values
 
 
-def _generation(metadata: Mapping[str, Any]) -> dict[str, int | float]:
-    found = {name: metadata[key] for key, name in _SAMPLING.items() if key in metadata}
-    return {name: value for name, value in found.items() if isinstance(value, int | float)}
+def _generation(file: GgufFile) -> dict[str, int | float]:
+    return {
+        name: sampling_default(file.metadata[key], key=key, where=file.path)
+        for key, name in _SAMPLING.items()
+        if key in file.metadata
+    }

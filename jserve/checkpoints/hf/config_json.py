@@ -59,11 +59,15 @@ def config_json(checkpoint: Checkpoint) -> dict[str, Any]:
         "eos_token_id": list(checkpoint.eos_ids) or None,
     }
     try:
-        again: ModelConfig | None = HF_FAMILIES[kind].config(settings)
-    except CheckpointError:
-        again = None
+        again: ModelConfig = HF_FAMILIES[kind].config(settings)
+    except CheckpointError as error:
+        raise UnsupportedModel(
+            f"{checkpoint.path}: its settings do not go into the config.json of a {kind}: {error.message}; "
+            "the checkpoint stays as it is"
+        ) from None
     if again != config:
-        lost = [name for name, value in config.to_dict().items() if again is None or again.to_dict()[name] != value]
+        told = again.to_dict()
+        lost = [name for name, value in config.to_dict().items() if told[name] != value]
         raise UnsupportedModel(
             f"{checkpoint.path}: the config.json of a {kind} cannot tell its {', '.join(lost)}; "
             "the checkpoint stays as it is"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from jserve.checkpoints.arrays.key_map import plan_leaves
+from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.arrays.tree import main_dtype
 from jserve.checkpoints.checkpoint import Checkpoint, param_shapes
-from jserve.checkpoints.encoder import EncoderSettings
 from jserve.checkpoints.hf.families import HfFamily, hf_model
 from jserve.checkpoints.hf.files import CONFIG_NAME, read_json
 from jserve.checkpoints.hf.generation import GENERATION_NAME, named_ends, read_sampling
@@ -20,7 +20,7 @@ from jserve.errors import CheckpointError
 from jserve.models.config import ModelConfig
 from jserve.text.from_hf import HfText, has_tokenizer, read_hf_tokenizer
 
-__all__ = ["TEXT_SUFFIXES", "open_hf"]
+__all__ = ["TEXT_SUFFIXES", "layout_words", "open_hf"]
 
 TEXT_SUFFIXES = (".json", ".jinja", ".model", ".txt")
 """Of the files that are read beside the weights."""
@@ -44,7 +44,7 @@ def open_hf(folder: Path, *, source: str) -> Checkpoint:
     return Checkpoint(
         name=called(folder.resolve()),
         path=folder,
-        layout=f"Hugging Face folder (safetensors, {main_dtype(leaves.values())})",
+        layout=layout_words(leaves.values()),
         family=kind.family,
         config=config,
         leaves=leaves,
@@ -52,10 +52,15 @@ def open_hf(folder: Path, *, source: str) -> Checkpoint:
         chat_template=None if text is None else text.chat_template,
         generation=read_sampling(folder),
         eos_ids=_ends(folder, values, config, text),
-        encoder=_encoder(folder, config) if kind.is_encoder else None,
+        encoder=read_encoder_settings(folder, config) if kind.is_encoder else None,
         source=source,
         digests="not checked; sizes match their headers (--check reads every value)",
     )
+
+
+def layout_words(arrays: Iterable[LazyArray]) -> str:
+    """What such a folder is, which holds ``arrays``, at least one."""
+    return f"Hugging Face folder (safetensors, {main_dtype(arrays)})"
 
 
 def _text(folder: Path, kind: HfFamily) -> HfText | None:
@@ -68,10 +73,6 @@ def _text(folder: Path, kind: HfFamily) -> HfText | None:
             fix="write it with transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)",
         )
     return None
-
-
-def _encoder(folder: Path, config: ModelConfig) -> EncoderSettings:
-    return read_encoder_settings(folder, dimensions=config.hidden_size, max_position=config.max_position)
 
 
 def _ends(folder: Path, values: Mapping[str, Any], config: ModelConfig, text: HfText | None) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from jserve.checkpoints.arrays.key_map import raise_all
 from jserve.checkpoints.hf.files import read_json
-from jserve.errors import CheckpointError
+from jserve.checkpoints.settings import sampling_default
 from jserve.text.hf_tokens import configured_ends
 
 __all__ = ["GENERATION_NAME", "named_ends", "read_sampling"]
@@ -20,17 +20,14 @@ def read_sampling(folder: Path) -> dict[str, int | float]:
     """temperature, top_p, top_k and min_p as the file in ``folder`` names them; absent ones have no default.
 
     ``do_sample: false`` means greedy, as it does in transformers; where it is absent, what is named holds, as other
-    servers have it. Raises CheckpointError for what is no number.
+    servers have it. Raises CheckpointError for what is no finite number.
     """
     values = read_json(folder, GENERATION_NAME) or {}
-    found: dict[str, int | float] = {}
-    for name in ("temperature", "top_p", "top_k", "min_p"):
-        value = values.get(name)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise CheckpointError(f"{folder / GENERATION_NAME}: {name} is {value!r:.60}; it must be a number")
-        found[name] = value
+    found = {
+        name: sampling_default(values[name], key=name, where=folder / GENERATION_NAME)
+        for name in ("temperature", "top_p", "top_k", "min_p")
+        if values.get(name) is not None
+    }
     return {"temperature": 0.0} if values.get("do_sample") is False else found
 
 

@@ -11,8 +11,8 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import ml_dtypes
 import msgspec
@@ -21,6 +21,7 @@ import numpy as np
 from jserve.checkpoints.arrays.lazy import LazyArray, Region
 from jserve.errors import CheckpointError
 from jserve.progress import Progress
+from jserve.shown import shown
 
 __all__ = ["TensorFile", "read_tensor_file", "write_tensor_file"]
 
@@ -46,10 +47,16 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _MAX_HEADER_BYTES = 100_000_000
 """As in the format's own description."""
 _MAX_TENSORS = 200_000
+_MAX_AXES = 32
+"""numpy has no more than 64."""
+_MAX_BYTES = 2**63 - 1
+"""Of a tensor; where an axis has no length, without that axis, as numpy counts."""
 _METADATA = "__metadata__"
 _ALIGNMENT = 8
 _PIECE_BYTES = 32 << 20
 """Host memory that writing holds."""
+_SPAN_BYTES = 1 << 19
+"""Read at once where only some columns are wanted: fewer calls than one a row, and memory that caches hold."""
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -70,11 +77,13 @@ class TensorFile:
 def read_tensor_file(path: Path) -> TensorFile:
     """Read the header of ``path`` and hold it against the file's size. No tensor is read.
 
-    Reading one raises CheckpointError where the file has changed meanwhile.
+    Reading one raises CheckpointError where the file has changed meanwhile, or cannot be read. Beside what it gives it
+    holds ``_SPAN_BYTES``.
     """
     try:
         with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
+            stamp = _stamp(file)
+            size = stamp[0]
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
                 return _broken(path, f"has {size} bytes and no header of safetensors")
@@ -92,7 +101,12 @@ def read_tensor_file(path: Path) -> TensorFile:
     problems = list(_problems(entries, size, begin))
     if problems:
         return _broken(path, *problems)
-    return TensorFile(tensors={name: _lazy(path, entry, begin) for name, entry in entries.items()}, problems=())
+    tensors = {}
+    for name, entry in entries.items():
+        dtype, shape = _DTYPES[entry.dtype], entry.shape
+        tensor = _Tensor(path=path, stamp=stamp, dtype=dtype, shape=shape, begin=begin + entry.data_offsets[0])
+        tensors[name] = LazyArray(shape=shape, dtype=dtype, read_region=tensor.read)
+    return TensorFile(tensors=tensors, problems=())
 
 
 def _broken(path: Path, *what: str) -> TensorFile:
@@ -115,27 +129,83 @@ def _problems(entries: Mapping[str, _Entry], size: int, begin: int) -> Iterator[
                 f"wanted {end} to {end + nbytes}"
             )
             return
+        if len(entry.shape) > _MAX_AXES or math.prod(filter(None, entry.shape)) * dtype.itemsize > _MAX_BYTES:
+            yield (
+                f"holds {name} in the shape {shown(entry.shape)}; allowed are {_MAX_AXES} axes and {_MAX_BYTES} bytes"
+            )
+            return
         end = last
     if begin + end != size:
         yield f"has {size} bytes; its header says {begin + end}"
 
 
-def _lazy(path: Path, entry: _Entry, begin: int) -> LazyArray:
-    dtype, shape = _DTYPES[entry.dtype], entry.shape
-    read = partial(_read, path, dtype, shape, begin + entry.data_offsets[0])
-    return LazyArray(shape=shape, dtype=dtype, read_region=read)
+@dataclass(frozen=True, kw_only=True)
+class _Tensor:
+    """Where one tensor lies."""
+
+    path: Path
+    stamp: tuple[int, ...]
+    """``_stamp`` of the file whose header was read."""
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    begin: int
+    """Bytes from the start of the file."""
+
+    def read(self, region: Region) -> np.ndarray:
+        """By position and not through a mapping, where a disk's error, or a file cut short, ends the process."""
+        out = np.empty([part.stop - part.start for part in region], self.dtype)
+        if out.size == 0:
+            return out
+        try:
+            # Opened for this read only: a model may have more files than a process may hold open.
+            with self.path.open("rb") as file:
+                _fill(file.fileno(), out, self.begin, self.shape, region)
+                changed = _stamp(file) != self.stamp
+        except (EOFError, FileNotFoundError):
+            changed = True
+        except OSError as error:
+            raise CheckpointError(f"cannot read {self.path}: {error.strerror}") from None
+        if changed:
+            raise CheckpointError(f"{self.path} has changed since it was opened", fix="start again")
+        return out
 
 
-def _read(path: Path, dtype: np.dtype, shape: tuple[int, ...], offset: int, region: Region) -> np.ndarray:
-    nbytes = math.prod(shape) * dtype.itemsize
-    if nbytes == 0:
-        return np.empty(shape, dtype)[region]
-    try:
-        # Mapped for this read only: pages of files that stay mapped count as the process's memory.
-        mapped = np.memmap(path, np.uint8, "r", offset=offset, shape=(nbytes,))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} has changed since it was opened: {error}", fix="start again") from None
-    return np.array(mapped.view(dtype).reshape(shape)[region])
+def _stamp(file: BinaryIO) -> tuple[int, ...]:
+    """What changes when a file's contents do. The inode is left out: mounted object stores number files anew."""
+    stat = os.fstat(file.fileno())
+    return (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+
+
+def _fill(fd: int, out: np.ndarray, begin: int, shape: tuple[int, ...], region: Region) -> None:
+    """Read ``region`` of the array of ``shape`` at byte ``begin`` into ``out``, which is contiguous and not empty.
+
+    What lies between the rows of a region is read along, at most ``_SPAN_BYTES`` at once. Raises EOFError, OSError.
+    """
+    row_bytes = math.prod(shape[1:]) * out.itemsize
+    at = begin + region[0].start * row_bytes if region else begin
+    if region[1:] == tuple(slice(0, size) for size in shape[1:]):
+        _read_into(fd, out, at)
+        return
+    step = _SPAN_BYTES // row_bytes
+    if step == 0:
+        for i in range(len(out)):
+            _fill(fd, out[i], at + i * row_bytes, shape[1:], region[1:])
+        return
+    span = np.empty((min(step, len(out)), *shape[1:]), out.dtype)
+    for first in range(0, len(out), step):
+        rows = span[: len(out) - first]
+        _read_into(fd, rows, at + first * row_bytes)
+        out[first : first + step] = rows[(slice(None), *region[1:])]
+
+
+def _read_into(fd: int, out: np.ndarray, at: int) -> None:
+    left = out.reshape(-1).view(np.uint8).data
+    while left:
+        # Several threads may read, and one call gives 2 GiB at most.
+        got = os.preadv(fd, [left], at)
+        if got == 0:
+            raise EOFError
+        left, at = left[got:], at + got
 
 
 def write_tensor_file(path: Path, tensors: Mapping[str, LazyArray], *, progress: Progress) -> None:

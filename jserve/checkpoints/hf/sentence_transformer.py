@@ -13,6 +13,7 @@ from jserve.checkpoints.encoder import EncoderSettings
 from jserve.checkpoints.hf.files import read_json, read_json_as
 from jserve.checkpoints.sources.names import resolve_member
 from jserve.errors import CheckpointError, UnsupportedModel
+from jserve.models.config import ModelConfig
 from jserve.models.pooling import Pooling
 
 __all__ = ["encoder_files", "module_files", "read_encoder_settings"]
@@ -30,19 +31,19 @@ _POOLINGS: Mapping[str, Literal["mean", "cls"]] = {
 }
 
 
-def read_encoder_settings(folder: Path, *, dimensions: int, max_position: int) -> EncoderSettings:
-    """How the model in ``folder``, of ``dimensions`` and positions for ``max_position`` tokens, makes vectors.
+def read_encoder_settings(folder: Path, config: ModelConfig) -> EncoderSettings:
+    """How the model that ``folder`` tells of, with the sizes of ``config``, makes vectors.
 
     Raises UnsupportedModel that lists all that is not built, and CheckpointError for files that are damaged.
     """
     wrong: list[str] = []
     modules = _kinds(folder, wrong)
     pooling = Pooling(
-        how=_how(folder, modules, dimensions, wrong) if "Pooling" in modules else "mean",
+        how=_how(folder, modules, config.hidden_size, wrong) if "Pooling" in modules else "mean",
         normalize="Normalize" in modules,
     )
     lengths = read_json(folder, _LENGTH) or {}
-    max_tokens = _max_tokens(folder, lengths.get("max_seq_length"), max_position, wrong)
+    max_tokens = _max_tokens(folder, lengths.get("max_seq_length"), config.max_position, wrong)
     prompts = read_json(folder, _PROMPTS) or {}
     if prompts.get("default_prompt_name") is not None:
         name = str(prompts["default_prompt_name"])

@@ -81,6 +81,8 @@ def open_tensors(folder: Path) -> dict[str, LazyArray]:
     if index is not None:
         wrong += _misplaced(index, holders, {shard for shard, file in files.items() if file.problems})
         wrong += _unlisted(folder, set(index.values()))
+    if not holders and not wrong:
+        wrong.append("no file holds a tensor")
     raise_all(f"the weights in {folder} are not whole:", wrong)
     return {name: tensor for file in files.values() for name, tensor in file.tensors.items()}
 

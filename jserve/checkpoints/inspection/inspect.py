@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping
 from pathlib import Path as FilePath
@@ -144,7 +145,7 @@ def _understood(files: Stored) -> tuple[Checkpoint | None, Problem | None]:
 
 def _sizes(files: Stored, checkpoint: Checkpoint | None) -> dict[str, Any]:
     others = sum(array.nbytes for array in files.arrays if not array.parameter)
-    sizes = [int(np.prod(array.shape, dtype=np.int64)) for array in files.arrays if array.parameter]
+    sizes = [math.prod(array.shape) for array in files.arrays if array.parameter]
     return {
         "parameters": sum(sizes) if checkpoint is None else sum(leaf.size for leaf in checkpoint.leaves.values()),
         "nbytes": sum(array.nbytes for array in files.arrays) - others,

@@ -266,13 +266,12 @@ def _head(name: str) -> str:
 def _tree(arrays: list[ArrayReport]) -> list[str]:
     """One line an array; those of layers (and experts) that are alike share one, and so does all that is no
     parameter."""
-    groups: dict[tuple[str, str, str], list[list[int]]] = {}
+    groups: dict[tuple[tuple[str, ...], str, str], list[list[int]]] = {}
     for array in arrays:
         if array.parameter:
-            pattern = NUMBER.sub("{}", array.name)
-            key = (pattern, array.dtype, str(array.shape))
+            key = (tuple(NUMBER.split(array.name)), array.dtype, str(array.shape))
             groups.setdefault(key, []).append([int(number) for number in NUMBER.findall(array.name)])
-    shown = [(spanned(pattern, numbers), f"{dtype} {shape}") for (pattern, dtype, shape), numbers in groups.items()]
+    shown = [(spanned(around, numbers), f"{dtype} {shape}") for (around, dtype, shape), numbers in groups.items()]
     heads: dict[str, list[ArrayReport]] = {}
     for array in arrays:
         if not array.parameter:

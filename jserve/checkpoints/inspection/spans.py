@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Sequence
 
 __all__ = ["NUMBER", "spanned"]
 
@@ -12,11 +14,11 @@ NUMBER = re.compile(
 """A layer or an expert, as ``layers.3.q``, ``layers_3.q`` and ``layer_3/q`` have it."""
 
 
-def spanned(pattern: str, numbers: list[list[int]]) -> str:
-    """``layers.{}.q`` of the numbers 0 to 3 as ``layers.0-3.q``."""
-    for place in zip(*numbers, strict=True):
-        pattern = pattern.replace("{}", _span(sorted(set(place))), 1)
-    return pattern
+def spanned(around: Sequence[str], numbers: Sequence[Sequence[int]]) -> str:
+    """Names as one: ``around`` is what stands around the numbers of all (``NUMBER.split``), ``numbers`` has those of
+    each. ``("layers.", ".q")`` and 0 to 3 are ``layers.0-3.q``."""
+    spans = [_span(sorted(set(place))) for place in zip(*numbers, strict=True)]
+    return "".join(itertools.chain.from_iterable(zip(around, [*spans, ""], strict=True)))
 
 
 def _span(numbers: list[int]) -> str:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from jserve.checkpoints.arrays.key_map import Path as LeafPath
 from jserve.checkpoints.arrays.lazy import LazyArray
-from jserve.checkpoints.arrays.tree import is_number, main_dtype
+from jserve.checkpoints.arrays.tree import is_number
 from jserve.checkpoints.checkpoint import Checkpoint
 from jserve.checkpoints.gguf.file import GgufFile
 from jserve.checkpoints.gguf.model import gguf_checkpoint
-from jserve.checkpoints.hf.folder import open_hf
+from jserve.checkpoints.hf.folder import layout_words, open_hf
 from jserve.checkpoints.hf.shards import INDEX_NAME, open_tensors, weight_files
 from jserve.checkpoints.inspection.report import ArrayReport, FileReport
-from jserve.checkpoints.manifest import MANIFEST_NAME
 from jserve.checkpoints.orbax.open import orbax_checkpoint
 from jserve.checkpoints.orbax.peel import peel
 from jserve.checkpoints.orbax.read import Kvstore
@@ -24,6 +24,7 @@ from jserve.checkpoints.orbax.saved import Saved, open_saved
 from jserve.checkpoints.sources.local import LocalFile, LocalFolder
 from jserve.checkpoints.written import open_written
 from jserve.progress import Progress
+from jserve.shown import shown
 
 __all__ = ["Stored", "saved_arrays", "stored"]
 
@@ -74,11 +75,14 @@ def stored(found: LocalFile | LocalFolder, model: str, *, progress: Progress) ->
         yield _orbax(open_saved(found.path, progress=progress), model, progress)
 
 
-def saved_arrays(saved: Saved) -> list[ArrayReport]:
-    """Everything that Orbax or Flax saved, parameters told apart from the rest by their names."""
-    params = {id(array) for array in peel(saved.tree).params.values()}
+def saved_arrays(saved: Saved, read: Collection[LeafPath] | None = None) -> list[ArrayReport]:
+    """Everything that Orbax or Flax saved. ``read`` are the paths of the parameters; None: names tell them apart from
+    the rest."""
+    if read is None:
+        params = {id(array) for array in peel(saved.tree).params.values()}
+        read = {path for path, array in saved.tree.items() if id(array) in params}
     return [
-        _array(".".join(path), array, parameter=id(array) in params)
+        _array(".".join(path), array, parameter=path in read)
         for path, array in sorted(saved.tree.items(), key=lambda item: _order(item[0]))
     ]
 
@@ -103,7 +107,7 @@ def _written(folder: Path, *, base: Kvstore | None = None) -> Stored:
     lazy = {".".join(path): array for path, array in tree.items()}
     return Stored(
         path=folder,
-        layout=f"Orbax checkpoint (OCDBT) with {MANIFEST_NAME}",
+        layout=checkpoint.layout,
         arrays=[_array(name, array) for name, array in lazy.items()],
         lazy=lazy,
         files=[],
@@ -117,7 +121,7 @@ def _hf(folder: Path, model: str) -> Stored:
     shards = [path for path in weight_files(folder) if path.name != INDEX_NAME]
     return Stored(
         path=folder,
-        layout=f"Hugging Face folder (safetensors, {main_dtype(tensors.values())})",
+        layout=layout_words(tensors.values()),
         # torch's counters and tables of positions; quantized weights are of narrower types.
         arrays=[_array(name, array, parameter=array.dtype.name != "int64") for name, array in tensors.items()],
         lazy=tensors,
@@ -129,8 +133,10 @@ def _hf(folder: Path, model: str) -> Stored:
 def _gguf(file: GgufFile, model: str) -> Stored:
     tensors = file.tensors.values()
     kinds = sorted({tensor.kind.name for tensor in tensors})
-    parts = file.metadata.get("split.count", 1)
-    part = f", part {file.metadata.get('split.no', 0) + 1} of {parts}" if isinstance(parts, int) and parts > 1 else ""
+    parts, place = file.metadata.get("split.count"), file.metadata.get("split.no")
+    part = ""
+    if isinstance(parts, int) and parts > 1:
+        part = f", part {place + 1 if isinstance(place, int) else shown(place)} of {parts}"
     return Stored(
         path=file.path,
         layout=f"GGUF file (version {file.version}, {', '.join(kinds)}{part})",

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from jserve.checkpoints.arrays.axes import axis_groups, regrouped
 from jserve.checkpoints.arrays.key_map import Path, raise_all
 from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.arrays.tree import is_number
@@ -44,8 +45,7 @@ class Rename:
     @cached_property
     def axes(self) -> tuple[list[list[str]], list[str]]:
         ours, _, theirs = self.how.partition("<-")
-        groups = re.findall(r"\(([^)]*)\)|(\S+)", ours)
-        return [(inside or alone).split() for inside, alone in groups], theirs.split()
+        return axis_groups(ours), theirs.split()
 
     def view(self, array: LazyArray, *, paired: bool, folded: bool) -> LazyArray | None:
         """``array`` as the tensor; None where it has another number of axes."""
@@ -62,11 +62,7 @@ class Rename:
             array = array.paired(theirs.index("Dh"))
         if self.folded and folded:
             array = array.times(math.sqrt(array.shape[theirs.index("Dh")]))
-        array = array.transposed([theirs.index(name) for group in groups for name in group])
-        for axis, group in enumerate(groups):
-            if len(group) > 1:
-                array = array.merged(axis, len(group))
-        return array
+        return regrouped(array, theirs, groups)
 
 
 _L = "model.layers.{i}."

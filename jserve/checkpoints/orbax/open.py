@@ -108,8 +108,7 @@ def _leaves(saved: Saved, described: Described) -> tuple[Leaves, str]:
 def _encoder(described: Described) -> EncoderSettings | None:
     if not described.is_encoder:
         return None
-    config = described.config
-    return read_encoder_settings(described.path.parent, dimensions=config.hidden_size, max_position=config.max_position)
+    return read_encoder_settings(described.path.parent, described.config)
 
 
 def _under_its_name(tensors: dict[str, LazyArray], root: Path, key_map: KeyMap) -> dict[str, LazyArray]:

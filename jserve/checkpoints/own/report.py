@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Collection
 from contextlib import nullcontext
 from typing import Any
 
@@ -44,12 +45,13 @@ def inspect_own(
         own = build_own_module(target, where=where, dtype=jnp.dtype(jnp.float32))
         text, path = read_own_text(tokenizer, where)
     leaves = flatten(nnx.state(own.module))
-    problem, params, unread = (None, None, {}) if arrays is None else _fit(own, arrays, restore=check)
+    problem, params, stored = (None, None, None) if arrays is None else _fit(own, arrays, restore=check)
     facts: dict[str, Any] = {}
     if arrays is not None:
         facts = {**saved_facts(arrays.saved), "digests": "not checked (--check reads every byte)"}
     if arrays is not None and check:
         restored = {path: LazyArray.of(leaf) for path, leaf in flatten(params or {}).items()}
+        unread = {path: array for path, array in arrays.saved.tree.items() if path not in (stored or ())}
         every = {".".join(path): array for path, array in (*restored.items(), *unread.items())}
         check_values(every, progress, where=arrays.name)
         facts["digests"] = "all values finite"
@@ -62,7 +64,7 @@ def inspect_own(
     if check and problem is None:
         findings = check_contract(own.module, params, vocab_size=facts["vocab_size"])
     served = problem is None and not any(finding.severity == "error" for finding in findings or ())
-    shown = _parameters(leaves) if arrays is None else saved_arrays(arrays.saved)
+    shown = _parameters(leaves) if arrays is None else saved_arrays(arrays.saved, stored)
     report = InspectReport(
         name=own.name,
         model=target,
@@ -102,19 +104,16 @@ def _parameters(leaves: dict[tuple[str, ...], Any]) -> list[ArrayReport]:
 
 def _fit(
     own: OwnModule, arrays: OwnArrays, *, restore: bool
-) -> tuple[Problem | None, dict[Any, Any] | None, dict[Path, LazyArray]]:
-    """How the arrays do not fit the module; its parameters if they are to be read; and the arrays that were not."""
+) -> tuple[Problem | None, dict[Any, Any] | None, Collection[Path] | None]:
+    """How the arrays do not fit the module; else its parameters, if they are to be read, and which arrays they are."""
     first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     shapes = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=first),
         nnx.to_pure_dict(nnx.state(own.module)),
     )
-    tree = dict(arrays.saved.tree)
     try:
         stored = arrays.fit(shapes, ignored=own.random, unsaved=own.unsaved).stored
-        if not restore:
-            return None, None, tree
-        params = arrays.restore(shapes, ignored=own.random, unsaved=own.unsaved)
+        params = arrays.restore(shapes, ignored=own.random, unsaved=own.unsaved) if restore else None
     except CheckpointError as error:
-        return Problem(code=error.code, message=error.message, fix=error.fix), None, tree
-    return None, params, {path: array for path, array in tree.items() if path not in stored}
+        return Problem(code=error.code, message=error.message, fix=error.fix), None, None
+    return None, params, stored

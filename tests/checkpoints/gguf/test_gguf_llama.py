@@ -1,6 +1,7 @@
 """Llama files: settings, the key map, the order of rotary dimensions, and everything wrong named at once."""
 
 import dataclasses
+import math
 import re
 
 import numpy as np
@@ -271,3 +272,10 @@ def test_sampling_defaults_and_template(tmp_path):
     model, _ = load(tmp_path / "t.gguf")
     assert model.generation == {"temperature": 0.5, "top_k": 20, "top_p": 0.75}
     assert model.chat_template is None
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, True, "warm"])
+def test_a_sampling_default_that_jserve_json_cannot_hold_is_refused_by_its_key(tmp_path, value):
+    write_tiny_gguf(tmp_path / "t.gguf", metadata={"general.sampling.temp": value})
+    with pytest.raises(CheckpointError, match=rf"t\.gguf: general\.sampling\.temp is {value!r}; it must be a finite"):
+        load(tmp_path / "t.gguf")

@@ -115,6 +115,12 @@ def test_what_transformers_is_strict_about():
     ("family", "config", "words"),
     [
         ("llama", dataclasses.replace(LLAMA, qk_norm=True), "the config.json of a llama cannot tell its qk_norm"),
+        (
+            "llama",
+            dataclasses.replace(LLAMA, rotary_dim=12),
+            "x: its settings do not go into the config.json of a llama: config.json has settings that are not built: "
+            "partial_rotary_factor = 0.75 (built for this family: 1.0); the checkpoint stays as it is",
+        ),
         ("mistral", dataclasses.replace(LLAMA, windows=(512, None, 512)), "of a mistral cannot tell its windows"),
         (
             "gemma2",

@@ -1,35 +1,16 @@
 """config.json of every family: spellings old and new, defaults, and everything that is wrong or not built at once."""
 
-import json
-import math
 from pathlib import Path
 
-import numpy as np
 import pytest
+from hf_configs import LLAMA, read
 
-from jserve.checkpoints.arrays.key_map import plan_leaves
-from jserve.checkpoints.arrays.lazy import LazyArray
-from jserve.checkpoints.arrays.tree import flatten
 from jserve.checkpoints.hf.families import HF_FAMILIES, hf_model
 from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.models.moe import ExpertsConfig
-from jserve.models.registry import FAMILIES, build_abstract, family
+from jserve.models.registry import FAMILIES
 from jserve.models.rope import RopeScaling
 
-DATA = Path(__file__).parents[2] / "oracle" / "data" / "families"
-
-LLAMA = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 256,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5,
-}
 GPT2 = {"model_type": "gpt2", "vocab_size": 256, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4}
 GEMMA3 = {
     "model_type": "gemma3_text",
@@ -38,11 +19,6 @@ GEMMA3 = {
     "num_hidden_layers": 34,
     "sliding_window": 1024,
 }
-
-
-def read(**changed):
-    values = {**LLAMA, **changed}
-    return HF_FAMILIES[values["model_type"]].config(values)
 
 
 def test_every_model_type_is_of_a_family_that_is_built():
@@ -57,105 +33,6 @@ def test_what_matters_of_a_llama():
     assert (config.rms_norm_eps, config.tie_embeddings, config.windows) == (1e-5, False, ())
     assert read(num_key_value_heads=None).num_kv_heads == 4
     assert read(head_dim=24).head_dim == 24
-
-
-@pytest.mark.parametrize(
-    ("changed", "theta", "scaling"),
-    [
-        ({"rope_theta": 5e5}, 5e5, None),
-        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, 5e5, None),
-        ({"rope_scaling": {"type": "linear", "factor": 2}}, 1e4, RopeScaling(kind="linear", factor=2.0)),
-        (
-            {"rope_theta": 7.0, "rope_scaling": {"rope_type": "linear", "type": "linear", "factor": 2.0}},
-            7.0,
-            RopeScaling(kind="linear", factor=2.0),
-        ),
-        (
-            {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
-            1e4,
-            RopeScaling(kind="dynamic", factor=2.0, original_max_position=4096),
-        ),
-        (
-            {
-                "rope_scaling": {
-                    "rope_type": "llama3",
-                    "factor": 8.0,
-                    "low_freq_factor": 1,
-                    "high_freq_factor": 4,
-                    "original_max_position_embeddings": 1024,
-                }
-            },
-            1e4,
-            RopeScaling(kind="llama3", factor=8.0, original_max_position=1024),
-        ),
-        (
-            {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}},
-            1e4,
-            RopeScaling(
-                kind="yarn", factor=4.0, original_max_position=1024, attention_factor=0.1 * math.log(4.0) + 1.0
-            ),
-        ),
-        (
-            {"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 1024, "attention_factor": 0.5}},
-            1e4,
-            RopeScaling(kind="yarn", factor=4.0, original_max_position=1024, attention_factor=0.5),
-        ),
-        (
-            {
-                "original_max_position_embeddings": 512,
-                "rope_scaling": {
-                    "rope_type": "yarn",
-                    "factor": 8.0,
-                    "original_max_position_embeddings": 1024,
-                    "mscale": 1.0,
-                    "mscale_all_dim": 2.0,
-                    "beta_fast": 16,
-                    "truncate": False,
-                },
-            },
-            1e4,
-            RopeScaling(
-                kind="yarn",
-                factor=8.0,
-                original_max_position=512,
-                attention_factor=(0.1 * math.log(8.0) + 1.0) / (0.2 * math.log(8.0) + 1.0),
-                beta_fast=16.0,
-                truncate=False,
-            ),
-        ),
-    ],
-)
-def test_spellings_of_rope(changed, theta, scaling):
-    config = read(**changed)
-    assert config.rope_theta == theta
-    assert config.rope_scaling == scaling
-
-
-def test_how_long_a_sequence_may_be():
-    """dynamic and yarn files name the context of training; others what they reach."""
-    assert read(rope_scaling={"type": "dynamic", "factor": 2.0}).max_position == 8192
-    assert read(rope_scaling={"type": "yarn", "factor": 4.0}).max_position == 16384
-    assert read(rope_scaling={"type": "linear", "factor": 4.0}).max_position == 4096
-
-
-@pytest.mark.parametrize("kind", ["longrope", "su", "yarn"])
-def test_longrope_under_all_its_names(kind):
-    config = read(
-        model_type="phi3",
-        original_max_position_embeddings=1024,
-        partial_rotary_factor=0.75,
-        rope_scaling={"type": kind, "short_factor": [1, 1.5, 2], "long_factor": [2.0, 3.0, 4.0]},
-    )
-    assert config.rotary_dim == 6
-    assert config.rope_scaling == RopeScaling(
-        kind="longrope",
-        original_max_position=1024,
-        attention_factor=math.sqrt(1 + math.log(4) / math.log(1024)),
-        short_factors=(1.0, 1.5, 2.0),
-        long_factors=(2.0, 3.0, 4.0),
-    )
-    assert config.for_length(1025).rope_scaling.length == 1025
-    assert config.max_position == 4096
 
 
 def test_windows():
@@ -354,51 +231,3 @@ def test_numbers_that_cannot_be_computed_with(changed, words):
 def test_numbers_of_a_gemma_that_cannot_be_computed_with(name, value):
     with pytest.raises(UnsupportedModel, match=r"; allowed are 1\.18e-38 to"):
         HF_FAMILIES["gemma3_text"].config({**GEMMA3, name: value})
-
-
-def tensors_of(case):
-    found = json.loads((DATA / f"{case}.json").read_text())
-    tensors = {name: np.zeros(shape, np.float32) for name, shape in found["shapes"].items()}
-    return found["config"], tensors
-
-
-def plan(values, tensors):
-    kind = HF_FAMILIES[values["model_type"]]
-    _, state = build_abstract(family(kind.family), kind.config(values), np.dtype(np.float32))
-    wanted = {path: tuple(leaf.shape) for path, leaf in flatten(state).items()}
-    lazy = {name: LazyArray.whole(array.shape, array.dtype, lambda a=array: a) for name, array in tensors.items()}
-    return plan_leaves(kind.key_map, lazy, wanted, where="folder"), wanted
-
-
-def test_a_tied_head_may_be_written_out_and_an_untied_one_must_be():
-    values, tensors = tensors_of("llama_tied")
-    for extra in ({}, {"lm_head.weight": tensors["model.embed_tokens.weight"]}):
-        leaves, wanted = plan(values, {**tensors, **extra})
-        assert leaves.keys() == wanted.keys()
-        assert ("head",) not in wanted
-    with pytest.raises(CheckpointError, match=r"head: wanted \[256, 32\] in tensor lm_head\.weight, it is missing"):
-        plan({**values, "tie_word_embeddings": False}, tensors)
-
-
-@pytest.mark.parametrize(
-    ("case", "old", "new", "extra"),
-    [
-        ("gpt2", "transformer.", "", {"h.0.attn.bias": (1, 1, 64, 64), "h.0.attn.masked_bias": ()}),
-        ("gemma3", "model.", "language_model.model.", {"vision_tower.a.weight": (2,), "multi_modal_projector.b": (2,)}),
-        ("gemma3", "model.", "model.language_model.", {"model.vision_tower.a.weight": (2,)}),
-        ("llama", "model.", "model.", {"model.layers.0.self_attn.rotary_emb.inv_freq": (4,)}),
-    ],
-)
-def test_prefixes_and_what_is_no_parameter(case, old, new, extra):
-    values, tensors = tensors_of(case)
-    renamed = {name.replace(old, new, 1) if name.startswith(old) else name: array for name, array in tensors.items()}
-    leaves, wanted = plan(values, {**renamed, **{name: np.zeros(shape, np.float32) for name, shape in extra.items()}})
-    assert leaves.keys() == wanted.keys()
-    with pytest.raises(CheckpointError, match=r"tensor surprise \[2\] float32 belongs to no parameter"):
-        plan(values, {**renamed, "surprise": np.zeros(2, np.float32), **{n: np.zeros(s) for n, s in extra.items()}})
-
-
-@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3", "mixtral"])
-def test_a_part_of_the_head_rotates_in_phi_only(kind):
-    with pytest.raises(UnsupportedModel, match=r"partial_rotary_factor = 0\.5 \(built for this family: 1\.0\)"):
-        read(model_type=kind, partial_rotary_factor=0.5)

@@ -95,9 +95,10 @@ def test_sampling_defaults(tmp_path, generation, wanted):
     assert opened(tmp_path / "m").generation == wanted
 
 
-def test_sampling_defaults_of_a_wrong_kind(tmp_path):
-    write_tiny_hf(tmp_path / "m", generation={"temperature": "warm"})
-    with pytest.raises(CheckpointError, match="temperature is 'warm'; it must be a number"):
+@pytest.mark.parametrize("value", ["warm", True, 10**400])
+def test_sampling_defaults_of_a_wrong_kind(tmp_path, value):
+    write_tiny_hf(tmp_path / "m", generation={"temperature": value})
+    with pytest.raises(CheckpointError, match=r"temperature is .*; it must be a finite number"):
         opened(tmp_path / "m")
 
 

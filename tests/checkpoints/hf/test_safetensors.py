@@ -1,6 +1,9 @@
 """One .safetensors file: read as the safetensors package reads it, written as it writes it, and refused in words."""
 
+import errno
+import itertools
 import json
+import os
 
 import ml_dtypes
 import numpy as np
@@ -91,6 +94,12 @@ def entry(dtype="F32", shape=(2,), offsets=(0, 8)):
         ({"a": entry(), "b": entry()}, 8, r"b \[2\] F32 takes bytes 0 to 8 in its header; wanted 8 to 16"),
         ({"a": entry(offsets=(8, 16))}, 16, r"takes bytes 8 to 16 in its header; wanted 0 to 8"),
         ({"a": entry(shape=(-2,), offsets=(0, -8))}, 0, "is damaged: a"),
+        (
+            {"a": entry(shape=(0, 2**70), offsets=(0, 0))},
+            0,
+            r"holds a in the shape \(0, 1180\d+\); allowed are 32 axes",
+        ),
+        ({"a": entry(shape=(1,) * 32 + (2,))}, 8, "allowed are 32 axes and 9223372036854775807 bytes"),
         ({"a": 3}, 0, "has a damaged header: Expected `object`"),
         ([], 0, "has a damaged header"),
         ({"a": {"dtype": "F32"}}, 0, "has a damaged header: Object missing required field"),
@@ -117,10 +126,53 @@ def test_what_is_no_such_file(tmp_path, data):
     assert read_tensor_file(tmp_path / "g").problems == (f"{tmp_path / 'g'} cannot be read: No such file or directory",)
 
 
-def test_a_file_that_changes_under_the_reader_is_an_error_in_words(tmp_path):
+@pytest.mark.parametrize("span", [1, 40, 500, 1 << 20])
+def test_any_region_is_read_whatever_is_read_at_once(tmp_path, monkeypatch, span):
+    monkeypatch.setattr(safetensors, "_SPAN_BYTES", span)
+    values = np.arange(4 * 3 * 5, dtype=np.int32).reshape(4, 3, 5)
+    save_file({"before": np.zeros(3, np.int8), "a": values}, tmp_path / "f")
+    lazy = read_tensor_file(tmp_path / "f").tensors["a"]
+    for ends in itertools.product(*(itertools.combinations(range(size + 1), 2) for size in values.shape)):
+        region = tuple(slice(*pair) for pair in ends)
+        np.testing.assert_array_equal(lazy.read(region), values[region])
+    assert lazy.read((slice(2, 2), slice(None), slice(0, 1))).shape == (0, 3, 1)
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """A file of a while ago, and its tensor."""
     path = tmp_path / "f"
     save_file({"a": np.zeros((100, 100))}, path)
-    lazy = read_tensor_file(path).tensors["a"]
+    os.utime(path, (1e9, 1e9))
+    return path, read_tensor_file(path).tensors["a"]
+
+
+def test_a_file_that_becomes_shorter_under_the_reader_is_an_error_in_words(opened):
+    path, lazy = opened
     path.write_bytes(b"short")
     with pytest.raises(CheckpointError, match="has changed since it was opened"):
+        lazy.read()
+
+
+def test_a_file_that_takes_the_place_of_one_of_its_size_is_not_read_with_it(opened):
+    path, lazy = opened
+    other = path.with_name("other")
+    save_file({"a": np.ones((100, 100))}, other)
+    assert other.stat().st_size == path.stat().st_size
+    other.replace(path)
+    with pytest.raises(CheckpointError, match="has changed since it was opened"):
+        lazy.read()
+    path.unlink()
+    with pytest.raises(CheckpointError, match="has changed since it was opened"):
+        lazy.read()
+
+
+def test_a_disk_that_fails_is_an_error_in_words(opened, monkeypatch):
+    path, lazy = opened
+
+    def fails(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "preadv", fails)
+    with pytest.raises(CheckpointError, match=f"cannot read {path}: Input/output error"):
         lazy.read()

@@ -169,6 +169,14 @@ def test_one_file_without_an_index(tmp_path, tensors):
     assert weight_files(tmp_path) == [tmp_path / "model.safetensors"]
 
 
+def test_files_that_hold_no_tensor(tmp_path):
+    save_file({}, tmp_path / "model.safetensors")
+    assert problems(tmp_path) == ["no file holds a tensor"]
+    (tmp_path / INDEX).write_text('{"weight_map": {}}')
+    (tmp_path / "model.safetensors").unlink()
+    assert problems(tmp_path) == ["no file holds a tensor"]
+
+
 @pytest.mark.parametrize(
     ("names", "words"),
     [

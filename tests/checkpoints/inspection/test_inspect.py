@@ -140,6 +140,19 @@ def test_what_is_not_built_is_described_and_fails(tmp_path, capsys):
     assert report["digests"].startswith("sha256 ")
 
 
+def test_a_part_whose_number_is_none_is_described(tmp_path):
+    write_tiny_gguf(tmp_path / "part.gguf", metadata={"split.count": 3, "split.no": "two"})
+    assert inspect(str(tmp_path / "part.gguf")).layout == "GGUF file (version 3, F32, part 'two' of 3)"
+
+
+def test_names_with_braces_stand_beside_those_with_numbers(tmp_path):
+    write_tiny_hf(tmp_path / "m", settings={"model_type": "mamba"})
+    q = np.zeros((2, 3), np.float32)
+    save_file({"layers.{}.q": q, "layers.0.q": q, "layers.1.q": q, "{}": q}, tmp_path / "m" / "model.safetensors")
+    lines = str(inspect(str(tmp_path / "m"))).splitlines()
+    assert [line.split()[0] for line in lines if "float32 [2, 3]" in line] == ["layers.0-1.q", "layers.{}.q", "{}"]
+
+
 def test_an_encoder(tmp_path):
     shutil.copytree(Path(__file__).parents[2] / "oracle" / "data" / "tiny_bert", tmp_path / "tiny")
     report = inspect(str(tmp_path / "tiny"))
