@@ -328,7 +328,7 @@ def test_a_table_is_described_and_cancelled(serve: Serve) -> None:
     ticket = put(served.client, pa.table({"prompt": ["a"] * 3}))
     info = served.client.get_flight_info(flight.FlightDescriptor.for_command(ticket))
     assert info.endpoints == [flight.FlightEndpoint(ticket, [])]
-    assert json.loads(info.app_metadata) == {"prompts": 3, "uploading": False}
+    assert json.loads(info.app_metadata) == {"rows": 3, "uploading": False}
     # A CancelFlightInfoRequest is the info as field 1, as a Ticket is its bytes.
     request = flight.Ticket(info.serialize()).serialize()
     action = flight.Action("CancelFlightInfo", request)
