@@ -61,6 +61,7 @@ def make(engine):
                 num_pages=limits.num_pages,
                 page_size=limits.page_size,
                 has_chat_template=True,
+                has_tokenizer=True,
             ),
         }
         made.append(Frontend(**{**fields, **changes}))
