@@ -41,7 +41,7 @@ class BaseFrontend(ABC):
     def check_model(self, name: str) -> None:
         """Raise NotFound unless the name is empty or the served one."""
         if name and name != self.model.name:
-            raise NotFound(f"model {name!r} is not served here; served is {self.model.name!r}")
+            raise NotFound(f"model {name!r:.80} is not served here; served is {self.model.name!r}")
 
     def refuse(self, words: str) -> None:
         """From now on every new request is refused with Draining, in these words; what has begun goes on. A prompt to

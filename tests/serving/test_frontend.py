@@ -242,6 +242,9 @@ def test_the_model_s_name_is_checked(make):
     whole(frontend.open_sync("hi", FOUR, model="tiny"))
     with pytest.raises(NotFound, match="'big' is not served here; served is 'tiny'"):
         frontend.open_sync("hi", FOUR, model="big")
+    with pytest.raises(NotFound) as caught:
+        frontend.check_model("\0" * 1_000_000)
+    assert len(str(caught.value)) < 200  # a stream of many requests carries it beside their answers
 
 
 def test_a_deadline_that_has_passed_costs_nothing(engine, make):

@@ -118,6 +118,7 @@ class FlightService(grpc.GenericRpcHandler):
                 self._verb.runner(command, _call_id(), deadline=None, patient=True),
                 self._verb.rows(columns, command),
                 self._verb.output,
+                about_input=columns.about_ignored(),
                 window_bytes=self._limits.table_window_bytes,
                 budget=self._store.budget,
                 clock=time.monotonic,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -51,6 +51,7 @@ class Table:
         rows: Rows,
         output: Output[Any],
         *,
+        about_input: Mapping[str, object],
         window_bytes: int,
         budget: ResultsBudget,
         clock: Callable[[], float],
@@ -58,6 +59,8 @@ class Table:
         self._runner = runner
         self._rows = rows
         self._output = output
+        self.about_input = about_input
+        """What the table's info says of the columns that came."""
         self._window_bytes = window_bytes
         self._budget = budget
         self._clock = clock

@@ -324,6 +324,13 @@ def test_a_table_is_described_and_cancelled(serve: Serve) -> None:
         get(served.client, ticket)
 
 
+def test_the_info_of_a_table_tells_the_ignored_columns(serve: Serve) -> None:
+    served = serve()
+    ticket = put(served.client, pa.table({"prompt": ["a"], "max_tokens": [1], "temprature": [0.0]}))
+    info = served.client.get_flight_info(flight.FlightDescriptor.for_command(ticket))
+    assert json.loads(info.app_metadata) == {"rows": 1, "uploading": False, "ignored_columns": ["temprature"]}
+
+
 def test_a_table_that_is_cancelled_ends_its_fetch(serve: Serve) -> None:
     served = serve(engine={"token_delay_s": 0.02})
     ticket = put(served.client, pa.table({"prompt": ["a", "b"], "max_tokens": [1, 400]}))
