@@ -17,13 +17,13 @@ _RETRY_S = (0.05, 1.0)
 
 
 async def until_room(submit: Callable[[], Awaitable[T]], *, check: Callable[[], None]) -> T:
-    """What ``submit`` gives, called until it raises QueueFull no more. ``check`` ends the wait by raising: it is asked
-    before each try."""
+    """What ``submit`` gives, called until it raises QueueFull no more. ``check`` is asked after each pause: what it
+    raises ends the wait."""
     pause, longest = _RETRY_S
     while True:
-        check()
         try:
             return await submit()
         except QueueFull:
             await asyncio.sleep(pause)
+        check()
         pause = min(2 * pause, longest)
