@@ -296,6 +296,8 @@ class ServedModel:
     page_size: int
     """Tokens of one KV cache page."""
     has_chat_template: bool
+    has_tokenizer: bool
+    """Without one only token ids are taken and given."""
     kind: Literal["decoder", "encoder"] = "decoder"
     """A decoder generates, an encoder embeds."""
     dimensions: int = 0

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -16,6 +16,9 @@ from jserve.cli.options import Flag, parse
 from jserve.cli.usage import UsageError
 from jserve.config import ServeConfig
 from jserve.request import Delta, FinishReason, Prompt, SamplingParams
+
+if TYPE_CHECKING:
+    from jserve.client import Client, FlightClient
 
 __all__ = ["run"]
 
@@ -68,28 +71,26 @@ def run(arguments: list[str]) -> int:
         stop=() if options.stop is None else (options.stop,),
         seed=options.seed,
     )
-    deltas = _ask_flight(options, text, params) if options.flight else _ask_grpc(options, text, params)
+    deltas = _ask(options, text, params)
     return _print_json(deltas) if options.json else _print_text(deltas)
 
 
-def _ask_grpc(options: Options, text: str, params: SamplingParams) -> Iterator[Delta]:
+def _ask(options: Options, text: str, params: SamplingParams) -> Iterator[Delta]:
+    with _client(options) as client:
+        chat = not options.raw and client.models()[0].has_chat_template
+        prompt: Prompt = [{"role": "user", "content": text}] if chat else text
+        yield from client.generate(prompt, params)
+
+
+def _client(options: Options) -> Client | FlightClient:
+    # Each client is imported where it is asked for: gRPC and Arrow are slow to import.
+    if options.flight:
+        from jserve.client import FlightClient
+
+        return FlightClient(options.address or ServeConfig.flight_address)
     from jserve.client import Client
 
-    with Client(options.address or ServeConfig.grpc_address) as client:
-        chat = not options.raw and client.models()[0].has_chat_template
-        yield from client.generate(_prompt(text, chat=chat), params)
-
-
-def _ask_flight(options: Options, text: str, params: SamplingParams) -> Iterator[Delta]:
-    from jserve.client import FlightClient
-
-    with FlightClient(options.address or ServeConfig.flight_address) as client:
-        chat = not options.raw and client.models()[0].has_chat_template
-        yield from client.generate(_prompt(text, chat=chat), params)
-
-
-def _prompt(text: str, *, chat: bool) -> Prompt:
-    return [{"role": "user", "content": text}] if chat else text
+    return Client(options.address or ServeConfig.grpc_address)
 
 
 def _print_text(deltas: Iterator[Delta]) -> int:

@@ -75,12 +75,15 @@ def describe(served: ServedModel, doors: Addresses, config: ServeConfig) -> list
         *_door_rows(doors),
     ]
     if doors.grpc is not None:
+        text = served.has_tokenizer
+        if text:
+            table.append(("shell", f'jserve generate --address {doors.grpc} "What is gravity?"'))
+        prompt = '"Gravity is"' if text else "[1, 2, 3]"
         table += [
-            ("shell", f'jserve generate --address {doors.grpc} "What is gravity?"'),
             ("python", "from jserve import SamplingParams"),
             ("", "from jserve.client import Client"),
-            ("", f'for delta in Client("{doors.grpc}").generate("Gravity is", SamplingParams(max_tokens=48)):'),
-            ("", '    print(delta.text, end="", flush=True)'),
+            ("", f'for delta in Client("{doors.grpc}").generate({prompt}, SamplingParams(max_tokens=48)):'),
+            ("", '    print(delta.text, end="", flush=True)' if text else "    print(delta.token_ids, flush=True)"),
         ]
     return table
 

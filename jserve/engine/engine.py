@@ -54,8 +54,6 @@ class Engine(EngineThread):
         self._live = LiveRequests(max_queue=limits.max_queue, on_broken_sink=self.cancel)
         self._over = False
         """Nothing takes the inbox any more."""
-        self._patient_until = -math.inf
-        """Until then the dispatch that runs may be merely slow, so that waiting for it counts as progress."""
         self._prompt_tokens = self._output_tokens = self._dispatches = 0
 
     # --- the door: any thread -------------------------------------------------------------------------------------
@@ -92,7 +90,7 @@ class Engine(EngineThread):
             dispatches=self._dispatches,
             preemptions=scheduler.preemptions,
             compilations=self._compiled_since_ready(),
-            last_progress=max(self._last_progress, min(self._clock(), self._patient_until)),
+            last_progress=self._newest_progress(),
             ready=self._is_ready(),
             failed=self._failed,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import uuid
 from abc import ABC, abstractmethod
@@ -29,6 +30,8 @@ class EngineThread(ABC):
         self._failed: str | None = None
         self._fault: Exception | None = None
         self._last_progress = clock()
+        self._patient_until = -math.inf
+        """Until then the dispatch that runs may be merely slow, so that waiting for it counts as progress."""
         self._compilations_at_ready: int | None = None
         self._watches = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -84,6 +87,10 @@ class EngineThread(ABC):
 
     def _is_ready(self) -> bool:
         return self._compilations_at_ready is not None and self._failed is None and not self._stopping
+
+    def _newest_progress(self) -> float:
+        """For EngineStats."""
+        return max(self._last_progress, min(self._clock(), self._patient_until))
 
     def _compiled_since_ready(self) -> int:
         ready = self._compilations_at_ready

@@ -9,6 +9,7 @@ from jserve.load.loaded import Loaded
 from jserve.load.start import Start
 from jserve.observe.metrics import Metrics
 from jserve.serving.embed_frontend import EmbedFrontend
+from jserve.serving.embed_texts import TextPreparer
 
 __all__ = ["load_encoder"]
 
@@ -18,6 +19,10 @@ def load_encoder(start: Start, settings: EncoderSettings) -> Loaded:
     source, tokenizer = start.source, start.source.tokenizer
     if tokenizer is None:
         raise CheckpointError(f"{source.name} has no tokenizer; an encoder needs one")
+    # Before the engine: its refusal must not wait for programs and weights.
+    preparer = TextPreparer(
+        tokenizer, max_tokens=start.config.max_model_len or settings.max_tokens, lowercase=settings.lowercase
+    )
     engine = build_encoder(
         EncoderModel(
             graphdef=source.graphdef,
@@ -36,9 +41,7 @@ def load_encoder(start: Start, settings: EncoderSettings) -> Loaded:
     try:
         served = start.served(engine.limits, has_chat_template=False, kind="encoder", dimensions=engine.dimensions)
         metrics = Metrics(model_name=source.name, engine=engine)
-        frontend = EmbedFrontend(
-            engine=engine, tokenizer=tokenizer, lowercase=settings.lowercase, model=served, metrics=metrics
-        )
+        frontend = EmbedFrontend(engine=engine, preparer=preparer, model=served, metrics=metrics)
         return Loaded(engine=engine, frontend=frontend, metrics=metrics, served=served)
     except BaseException:
         engine.close()

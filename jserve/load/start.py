@@ -44,6 +44,7 @@ class Start:
             num_pages=limits.num_pages,
             page_size=limits.page_size,
             has_chat_template=has_chat_template,
+            has_tokenizer=self.source.tokenizer is not None,
             **of_encoder,
         )
 

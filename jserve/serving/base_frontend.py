@@ -41,10 +41,11 @@ class BaseFrontend(ABC):
     def check_model(self, name: str) -> None:
         """Raise NotFound unless the name is empty or the served one."""
         if name and name != self.model.name:
-            raise NotFound(f"model {name!r} is not served here; served is {self.model.name!r}")
+            raise NotFound(f"model {name!r:.80} is not served here; served is {self.model.name!r}")
 
     def refuse(self, words: str) -> None:
-        """From now on every new request is refused with Draining, in these words; live ones go on."""
+        """From now on every new request is refused with Draining, in these words; what has begun goes on. A prompt to
+        generate from begins in the engine: one that is still prepared is refused too."""
         with self._lock:
             self._refusal = words
 
@@ -61,9 +62,12 @@ class BaseFrontend(ABC):
         if deadline is not None and self._clock() >= deadline:
             raise DeadlineExceeded("the request's deadline passed before it was started")
 
-    async def _on_worker(self, work: Callable[[], T]) -> T:
+    async def _on_worker(self, work: Callable[[], T], *, begun: bool = False) -> T:
+        """``begun``: the work is part of a request that a refusal does not reach any more."""
+
         def run() -> T:
-            self._check_open()
+            if not begun:
+                self._check_open()
             return work()
 
         try:

@@ -37,11 +37,6 @@ class EmbedCall:
         self._changed = asyncio.Event()
         self._failure: JserveError | None = None
 
-    @property
-    def open(self) -> int:
-        """Texts that the engine has."""
-        return len(self._open)
-
     def submit(self, index: int, text: TextIds, meter: RequestMeter) -> None:
         """Give a text to the engine. Raises what the engine refuses it for, or what aborted the call."""
         if self._failure is not None:

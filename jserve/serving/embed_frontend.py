@@ -7,20 +7,20 @@ A call may have more texts than the engine's queue takes: it keeps a window of t
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from jserve.engine.contract import EncoderEngine
-from jserve.errors import Draining, EngineFailed, InvalidRequest, QueueFull, RequestError
+from jserve.errors import Draining, EngineFailed, InvalidRequest, RequestError
 from jserve.observe.metrics import Metrics
 from jserve.request import Embedding, ServedModel
 from jserve.serving.base_frontend import BaseFrontend
 from jserve.serving.embed_call import EmbedCall
 from jserve.serving.embed_texts import MAX_TEXTS, TextIds, TextPreparer, check_text
 from jserve.serving.meter import RequestMeter
-from jserve.text.tokenizer import Tokenizer
+from jserve.serving.room import until_room
 
 __all__ = ["EmbedFrontend"]
 
@@ -28,26 +28,23 @@ _CHUNK = 64
 """Texts that are tokenized together."""
 _GROUPS_AHEAD = 4
 """How many of the engine's largest groups a call keeps there: two run, two gather."""
-_RETRY_S = (0.05, 1.0)
-"""First and longest pause before a full queue is tried again."""
 
 
 class EmbedFrontend(BaseFrontend):
-    """Runs texts on an encoder's engine. ``lowercase``: see TextPreparer. Raises ConfigError as TextPreparer does."""
+    """Runs texts on an encoder's engine. ``preparer`` cuts them off at the engine's ``max_model_len``."""
 
     def __init__(
         self,
         *,
         engine: EncoderEngine,
-        tokenizer: Tokenizer,
-        lowercase: bool,
+        preparer: TextPreparer,
         model: ServedModel,
         metrics: Metrics | None = None,
         clock: Callable[[], float] = time.monotonic,
         workers: int = 2,
     ) -> None:
-        self._preparer = TextPreparer(tokenizer, max_tokens=engine.limits.max_model_len, lowercase=lowercase)
         super().__init__(model=model, clock=clock, workers=workers)
+        self._preparer = preparer
         self._engine = engine
         self._metrics = metrics
         limits = engine.limits
@@ -63,10 +60,8 @@ class EmbedFrontend(BaseFrontend):
         """
         if len(texts) > MAX_TEXTS:
             raise InvalidRequest(f"the call has {len(texts)} texts; at most {MAX_TEXTS} are taken: make several calls")
-        for i, text in enumerate(texts):
-            check_text(text, what=f"text {i}")
         found = []
-        for result in await self.embed_each(texts, model=model, deadline=deadline):
+        for result in await self._embed(texts, model=model, deadline=deadline, patient=False, whole=True):
             if isinstance(result, RequestError):
                 raise result
             found.append(result)
@@ -80,6 +75,12 @@ class EmbedFrontend(BaseFrontend):
         What befalls all of them is raised: a wrong model, a shutdown, and QueueFull where not even the first text
         found room; ``patient`` waits for room then too.
         """
+        return await self._embed(texts, model=model, deadline=deadline, patient=patient, whole=False)
+
+    async def _embed(
+        self, texts: Sequence[str], *, model: str, deadline: float | None, patient: bool, whole: bool
+    ) -> list[Embedding | RequestError]:
+        """``whole``: one text that cannot be tokenized refuses the call, before anything is computed."""
         self.check_model(model)
         self._check_deadline(deadline)
         with self._lock:
@@ -89,7 +90,7 @@ class EmbedFrontend(BaseFrontend):
             )
             self._calls.add(call)
         try:
-            await self._run(call, texts, patient=patient)
+            await self._run(call, texts, patient=patient, whole=whole)
         finally:
             call.cancel()
             with self._lock:
@@ -98,8 +99,7 @@ class EmbedFrontend(BaseFrontend):
 
     async def tokenize(self, text: str) -> list[int]:
         """The token ids that a text would run with: special ones included, and cut off where it is too long."""
-        check_text(text, what="the text")
-        (prepared,) = await self._on_worker(lambda: self._preparer.prepare([text]))
+        (prepared,) = await self._on_worker(lambda: self._preparer.prepare([check_text(text, what="the text")]))
         return list(prepared.ids)
 
     @property
@@ -113,11 +113,13 @@ class EmbedFrontend(BaseFrontend):
         for call in calls:
             call.abort(Draining(words))
 
-    async def _run(self, call: EmbedCall, texts: Sequence[str], *, patient: bool) -> None:
+    async def _run(self, call: EmbedCall, texts: Sequence[str], *, patient: bool, whole: bool) -> None:
         arrival = self._clock()
+        prepare: Callable[[Sequence[str]], Sequence[TextIds | RequestError]] = self._prepare_each
+        if whole:
+            texts, prepare = await self._on_worker(partial(_checked, texts), begun=True), self._preparer.prepare
         for start in range(0, len(texts), _CHUNK):
-            chunk = list(texts[start : start + _CHUNK])
-            prepared = await self._on_worker(lambda chunk=chunk: self._prepare(chunk))  # type: ignore[misc]
+            prepared = await self._on_worker(partial(prepare, texts[start : start + _CHUNK]), begun=True)
             for index, text in enumerate(prepared, start=start):
                 if isinstance(text, RequestError):
                     call.results[index] = text
@@ -130,7 +132,7 @@ class EmbedFrontend(BaseFrontend):
                 patient = True
         await call.until_open(0)
 
-    def _prepare(self, texts: Sequence[str]) -> list[TextIds | RequestError]:
+    def _prepare_each(self, texts: Sequence[str]) -> list[TextIds | RequestError]:
         """Each text's tokens, or why it has none."""
         prepared: list[TextIds | RequestError | None] = []
         good = []
@@ -144,16 +146,12 @@ class EmbedFrontend(BaseFrontend):
         return [next(tokens) if place is None else place for place in prepared]
 
     async def _submit(self, call: EmbedCall, index: int, text: TextIds, meter: RequestMeter, *, patient: bool) -> None:
+        async def submit() -> None:
+            call.submit(index, text, meter)
+
         await call.until_open(self._window - 1)
-        pause, longest = _RETRY_S
-        while True:
-            try:
-                call.submit(index, text, meter)
-            except QueueFull:
-                if not patient:
-                    raise
-            else:
-                return
-            await asyncio.sleep(pause)
-            self._check_deadline(call.deadline)
-            pause = min(2 * pause, longest)
+        await (until_room(submit, check=lambda: self._check_deadline(call.deadline)) if patient else submit())
+
+
+def _checked(texts: Sequence[str]) -> list[str]:
+    return [check_text(text, what=f"text {i}") for i, text in enumerate(texts)]

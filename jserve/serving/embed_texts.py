@@ -31,7 +31,7 @@ def check_text(text: object, *, what: str) -> str:
     if not isinstance(text, str):
         raise InvalidRequest(f"{what} is of type {type(text).__name__}; it must be text")
     try:
-        size = len(text.encode())
+        size = len(text) if text.isascii() else len(text.encode())
     except UnicodeEncodeError:
         raise InvalidRequest(f"{what} has a lone surrogate in it; it must be whole Unicode") from None
     if size > MAX_TEXT_BYTES:

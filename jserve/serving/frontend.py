@@ -131,9 +131,6 @@ class Frontend(BaseFrontend):
         """The token ids that a prompt would run with; a chat goes through the template."""
         return list(await self._on_worker(lambda: self._preparer.prompt_ids(prompt)))
 
-    def tokenize_sync(self, prompt: Prompt) -> list[int]:
-        return list(self._preparer.prompt_ids(prompt))
-
     @property
     def max_prompt_bytes(self) -> int:
         """No longer text can fit, so a door may refuse it before it copies it; 0 where there is no tokenizer."""

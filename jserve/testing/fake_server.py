@@ -11,6 +11,7 @@ from jserve.config import ServeConfig
 from jserve.observe.metrics import Metrics
 from jserve.request import SamplingParams, ServedModel
 from jserve.serving.embed_frontend import EmbedFrontend
+from jserve.serving.embed_texts import TextPreparer
 from jserve.serving.frontend import DEFAULT_OUTBOX_BYTES, Frontend
 from jserve.serving.server import Addresses, Server
 from jserve.testing.fake_encoder import FakeEncoder
@@ -56,8 +57,7 @@ def fake_embed_frontend(engine: FakeEncoder, *, metrics: Metrics | None = None) 
     limits = engine.limits
     return EmbedFrontend(
         engine=engine,
-        tokenizer=ByteTokenizer(),
-        lowercase=False,
+        preparer=TextPreparer(ByteTokenizer(), max_tokens=limits.max_model_len, lowercase=False),
         model=ServedModel(
             name="fake",
             family="fake",
@@ -68,6 +68,7 @@ def fake_embed_frontend(engine: FakeEncoder, *, metrics: Metrics | None = None) 
             num_pages=0,
             page_size=0,
             has_chat_template=False,
+            has_tokenizer=True,
             kind="encoder",
             dimensions=engine.dimensions,
         ),
@@ -115,6 +116,7 @@ def fake_frontend(
             num_pages=limits.num_pages,
             page_size=limits.page_size,
             has_chat_template=True,
+            has_tokenizer=True,
         ),
         metrics=metrics,
         outbox_bytes=outbox_bytes,

@@ -189,7 +189,7 @@ class ListModelsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "family", "dtype", "mesh", "max_model_len", "vocab_size", "num_pages", "page_size", "has_chat_template", "kind", "dimensions")
+    __slots__ = ("name", "family", "dtype", "mesh", "max_model_len", "vocab_size", "num_pages", "page_size", "has_chat_template", "kind", "dimensions", "has_tokenizer")
     NAME_FIELD_NUMBER: _ClassVar[int]
     FAMILY_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -201,6 +201,7 @@ class ModelInfo(_message.Message):
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    HAS_TOKENIZER_FIELD_NUMBER: _ClassVar[int]
     name: str
     family: str
     dtype: str
@@ -212,7 +213,8 @@ class ModelInfo(_message.Message):
     has_chat_template: bool
     kind: str
     dimensions: int
-    def __init__(self, name: _Optional[str] = ..., family: _Optional[str] = ..., dtype: _Optional[str] = ..., mesh: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., page_size: _Optional[int] = ..., has_chat_template: _Optional[bool] = ..., kind: _Optional[str] = ..., dimensions: _Optional[int] = ...) -> None: ...
+    has_tokenizer: bool
+    def __init__(self, name: _Optional[str] = ..., family: _Optional[str] = ..., dtype: _Optional[str] = ..., mesh: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., page_size: _Optional[int] = ..., has_chat_template: _Optional[bool] = ..., kind: _Optional[str] = ..., dimensions: _Optional[int] = ..., has_tokenizer: _Optional[bool] = ...) -> None: ...
 
 class ListModelsResponse(_message.Message):
     __slots__ = ("models",)

@@ -87,6 +87,7 @@ def test_the_rest_of_the_service(client):
             num_pages=1024,
             page_size=16,
             has_chat_template=True,
+            has_tokenizer=True,
         )
     ]
     assert client.health() == "SERVING"

@@ -104,8 +104,10 @@ def test_llm():
         ({"max_model_len": 2}, ConfigError, "none is left for the text"),
         ({"max_model_len": 25}, ConfigError, "exceeds the model's limit of 24"),
         ({"page_size": 8}, ConfigError, "has no KV cache"),
+        ({"max_dispatch_ms": 20.0}, ConfigError, "runs each text in one step"),
     ],
 )
-def test_settings_that_cannot_be(settings, error, words):
+def test_settings_that_cannot_be_are_told_before_anything_is_compiled(settings, error, words, monkeypatch):
+    monkeypatch.delattr("jserve.engine.encoder.executor.EncoderExecutor.compile")
     with pytest.raises(error, match=words):
         load(ServeConfig(**SETTINGS, **settings))

@@ -89,8 +89,8 @@ def run_flight(doors, cases):
 
 @verified("GGUF", CASES)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_alone(loaded, case):
-    assert loaded.frontend.tokenize_sync(prompt_of(case)) == case["prompt_ids"]
+async def test_alone(loaded, case):
+    assert await loaded.frontend.tokenize(prompt_of(case)) == case["prompt_ids"]
     check(case, run_python(loaded, [case])[0])
 
 

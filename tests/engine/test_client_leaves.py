@@ -11,6 +11,7 @@ from jserve.load import load
 from jserve.serving.server import Server
 from jserve.testing.models import tiny_llama
 from jserve.testing.tokenizer import ByteTokenizer
+from jserve.testing.waiting import wait_for
 from jserve.v1 import inference_pb2 as pb
 from jserve.v1 import inference_pb2_grpc as rpc
 
@@ -56,9 +57,7 @@ def test_pages_are_back_within_two_dispatches_of_a_client_that_leaves(loaded, mo
             next(call)
             assert engine.stats().pages_in_use > 0
             call.cancel()
-            deadline = time.monotonic() + 10
-            while (stats := engine.stats()).pages_in_use or stats.running:
-                assert time.monotonic() < deadline, stats
-                time.sleep(0.01)
+            wait_for(lambda: not engine.stats().pages_in_use and not engine.stats().running)
+    stats = engine.stats()
     assert stats.dispatches - cancelled_at[0] <= 2
     assert stats.output_tokens < 400

@@ -20,6 +20,7 @@ from jserve.errors import (
 from jserve.models.naive import naive_generate, naive_logits
 from jserve.request import FinishReason
 from jserve.testing.models import tiny_llama
+from jserve.testing.waiting import wait_for
 
 RNG = np.random.default_rng(0)
 PROMPTS = [RNG.integers(0, VOCAB, n).tolist() for n in (1, 2, 7, 8, 9, 31, 40, 90)]
@@ -32,10 +33,7 @@ def greedy():
 
 
 def idle(engine):
-    deadline = time.monotonic() + 10
-    while engine.stats().pages_in_use or engine.stats().running:
-        assert time.monotonic() < deadline, engine.stats()
-        time.sleep(0.01)
+    wait_for(lambda: not engine.stats().pages_in_use and not engine.stats().running)
 
 
 def test_greedy_alone_and_together_equals_the_naive_recompute(engine, greedy):

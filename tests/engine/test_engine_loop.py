@@ -15,6 +15,7 @@ from jserve.engine.scheduler import SchedulerConfig
 from jserve.errors import Draining
 from jserve.request import FinishReason
 from jserve.serving.health import Health, Watchdog
+from jserve.testing.waiting import wait_for
 
 STOP = 9
 STEP_S = 0.05
@@ -187,10 +188,7 @@ def test_closing_a_device_that_hangs_ends_every_request(started, monkeypatch, ca
 
 
 def plans_after(device, count):
-    deadline = time.monotonic() + 10
-    while len(device.plans) <= count:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    wait_for(lambda: len(device.plans) > count)
 
 
 @pytest.mark.parametrize("known", [False, True])

@@ -1,6 +1,7 @@
 """Texts to vectors behind every door: order, bounds, room in the queue, and what ends a call early."""
 
 import asyncio
+import threading
 import time
 
 import numpy as np
@@ -160,6 +161,50 @@ async def test_drain(frontend, engine):
     with pytest.raises(Draining, match="cut"):
         await call
     assert engine.stats().waiting == 0
+
+
+async def test_a_drain_leaves_a_call_that_has_begun_alone_to_its_last_text(frontend, engine):
+    engine.paused.set()
+    texts = [f"t{i}" for i in range(200)]
+    call = asyncio.create_task(frontend.embed(texts))
+    await until(lambda: engine.stats().waiting == 64)
+    frontend.refuse("going home")
+    engine.resume()
+    assert [embedding.prompt_tokens for embedding in await call] == [len(text) for text in texts]
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["checked", "tokenized"])
+async def test_a_drain_leaves_a_call_alone_that_waits_for_a_worker(frontend, waits):
+    busy, go = threading.Barrier(3), threading.Event()
+
+    def work():
+        busy.wait(20)
+        go.wait(20)
+
+    others = [frontend._workers.submit(work) for _ in range(2)]
+    await asyncio.to_thread(busy.wait, 20)
+    call = asyncio.create_task(frontend.embed_each(["a", "b"]) if waits else frontend.embed(["a", "b"]))
+    await until(lambda: frontend.live == 1)
+    await asyncio.sleep(0)
+    frontend.refuse("going home")
+    go.set()
+    assert len(await call) == 2
+    assert all(other.exception() is None for other in others)
+
+
+async def test_texts_are_checked_once_and_not_on_the_loop(frontend, monkeypatch):
+    checked = []
+
+    def check(text, *, what):
+        checked.append((text, threading.current_thread() is threading.main_thread()))
+        return text
+
+    monkeypatch.setattr("jserve.serving.embed_frontend.check_text", check)
+    texts = [f"t{i}" for i in range(100)]
+    await frontend.embed(texts)
+    await frontend.embed_each(texts)
+    await frontend.tokenize("a")
+    assert checked == [(text, False) for text in [*texts, *texts, "a"]]
 
 
 async def test_tokenize(frontend):

@@ -61,6 +61,7 @@ def make(engine):
                 num_pages=limits.num_pages,
                 page_size=limits.page_size,
                 has_chat_template=True,
+                has_tokenizer=True,
             ),
         }
         made.append(Frontend(**{**fields, **changes}))
@@ -115,27 +116,27 @@ CHAT_IDS = list(b"user: hi\nassistant:")
         (True, [BOS_ID, BOS_ID, 104], [BOS_ID, BOS_ID, 104]),
     ],
 )
-def test_bos_is_never_doubled(engine, make, add_bos, prompt, ids):
+async def test_bos_is_never_doubled(engine, make, add_bos, prompt, ids):
     frontend = make(tokenizer=ByteTokenizer(add_bos=add_bos))
     whole(frontend.open_sync(prompt, FOUR))
     assert prompt_ids(engine) == ids
-    assert frontend.tokenize_sync(prompt) == ids
+    assert await frontend.tokenize(prompt) == ids
 
 
-def test_special_tokens_in_messages_are_plain_text(make):
+async def test_special_tokens_in_messages_are_plain_text(make):
     frontend = make(tokenizer=ByteTokenizer(add_bos=True))
     typed = [{"role": "user", "content": "<eos><bos>"}]
-    assert frontend.tokenize_sync(typed) == [BOS_ID, *b"user: <eos><bos>\nassistant:"]
+    assert await frontend.tokenize(typed) == [BOS_ID, *b"user: <eos><bos>\nassistant:"]
     with pytest.raises(TemplateError, match=r"unknown role <bos>$"):
-        frontend.tokenize_sync([{"role": "<bos>", "content": "hi"}])
+        await frontend.tokenize([{"role": "<bos>", "content": "hi"}])
     # In raw text they are special tokens.
-    assert frontend.tokenize_sync("<eos>") == [BOS_ID, EOS_ID]
+    assert await frontend.tokenize("<eos>") == [BOS_ID, EOS_ID]
 
 
-def test_a_template_without_bos_gets_the_one_that_the_model_wants(make):
+async def test_a_template_without_bos_gets_the_one_that_the_model_wants(make):
     template = ChatTemplate("{{ messages[0].content }}", bos_token="<bos>", eos_token="<eos>")
-    assert make(chat_template=template, tokenizer=ByteTokenizer(add_bos=True)).tokenize_sync(HI) == [BOS_ID, 104, 105]
-    assert make(chat_template=template).tokenize_sync(HI) == [104, 105]
+    assert await make(chat_template=template, tokenizer=ByteTokenizer(add_bos=True)).tokenize(HI) == [BOS_ID, 104, 105]
+    assert await make(chat_template=template).tokenize(HI) == [104, 105]
 
 
 async def test_tokenize_takes_the_same_way(make):
@@ -241,6 +242,9 @@ def test_the_model_s_name_is_checked(make):
     whole(frontend.open_sync("hi", FOUR, model="tiny"))
     with pytest.raises(NotFound, match="'big' is not served here; served is 'tiny'"):
         frontend.open_sync("hi", FOUR, model="big")
+    with pytest.raises(NotFound) as caught:
+        frontend.check_model("\0" * 1_000_000)
+    assert len(str(caught.value)) < 200  # a stream of many requests carries it beside their answers
 
 
 def test_a_deadline_that_has_passed_costs_nothing(engine, make):

@@ -75,6 +75,7 @@ def frontend_of(engine, **changes):
         num_pages=limits.num_pages,
         page_size=limits.page_size,
         has_chat_template=False,
+        has_tokenizer=True,
     )
     fields = {
         "engine": engine,

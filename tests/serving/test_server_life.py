@@ -21,6 +21,7 @@ from jserve.errors import ConfigError
 from jserve.serving.server import Server
 from jserve.testing.fake_engine import FakeEngine
 from jserve.testing.fake_server import fake_frontend, fake_server
+from jserve.testing.waiting import wait_for
 from jserve.v1 import inference_pb2 as pb
 from jserve.v1 import inference_pb2_grpc
 
@@ -137,8 +138,7 @@ def test_a_hung_engine_cannot_hold_a_drain():
     with fake_server() as served, grpc.insecure_channel(served.grpc) as channel:
         served.engine.pause()
         call = inference_pb2_grpc.InferenceStub(channel).Generate(request(1))
-        while not served.engine.live:
-            time.sleep(0.001)
+        wait_for(lambda: served.engine.live > 0)
         served.server.drain(0.1)
         assert outcome(call) == (0, "UNAVAILABLE", "JS-SRV-01")
 
@@ -150,15 +150,14 @@ def test_new_requests_of_an_open_stream_are_refused_while_draining():
         def messages():
             sampling = pb.SamplingParams(max_tokens=200)
             yield pb.GenerateStreamRequest(generate=pb.GenerateRequest(request_id="old", text="a", sampling=sampling))
-            more.wait()
+            more.wait(60)
             yield pb.GenerateStreamRequest(generate=pb.GenerateRequest(request_id="new", text="a"))
 
         call = inference_pb2_grpc.InferenceStub(channel).GenerateStream(messages())
         next(call)
         with ThreadPoolExecutor(1) as pool:
             draining = pool.submit(served.server.drain, 30)
-            while served.server.health != "draining":
-                time.sleep(0.001)
+            wait_for(lambda: served.server.health == "draining")
             more.set()
             last = {response.request_id: response for response in call}
             draining.result()

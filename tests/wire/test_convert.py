@@ -181,6 +181,7 @@ def test_models_round_trip():
         num_pages=3,
         page_size=4,
         has_chat_template=True,
+        has_tokenizer=True,
     )
     assert convert.model_from_proto(parsed(convert.model_to_proto(model))) == model
 

@@ -56,10 +56,7 @@ def build_encoder(
     """A started engine that has made a real vector. Raises ConfigError, MeshError, DeviceError, OutOfMemory or
     UnsupportedModel."""
     check_mesh_axes(mesh, of="encoders")
-    if config.page_size is not None or config.num_pages is not None:
-        raise ConfigError(
-            "page_size and num_pages are set, and this model is an encoder, which has no KV cache", fix="leave them out"
-        )
+    _refuse_of_decoders(config)
     dimensions = trace_encoder(model.graphdef, model.param_shapes)
     max_len = _max_len(model, config)
     buckets = EncoderBuckets.build(
@@ -88,6 +85,20 @@ def build_encoder(
     )
     engine = VectorEngine(executor, limits=limits, dimensions=dimensions)
     return started(engine, _warm, guard=weights_exhaustion_in_words(param_bytes))
+
+
+def _refuse_of_decoders(config: ServeConfig) -> None:
+    """Settings that would do nothing are not taken in silence."""
+    if config.page_size is not None or config.num_pages is not None:
+        raise ConfigError(
+            "page_size and num_pages are set, and this model is an encoder, which has no KV cache", fix="leave them out"
+        )
+    if config.max_dispatch_ms != ServeConfig.max_dispatch_ms:
+        raise ConfigError(
+            f"max_dispatch_ms is {config.max_dispatch_ms:g}, and this model is an encoder, which runs each text in one "
+            "step and decodes none",
+            fix="leave it out",
+        )
 
 
 def _max_len(model: EncoderModel, config: ServeConfig) -> int:

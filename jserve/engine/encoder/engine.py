@@ -9,6 +9,7 @@ for the host, and what comes meanwhile gathers into a larger group.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from jserve.engine.contract import Encoded, EngineLimits, EngineStats, VectorSink
 from jserve.engine.encoder.batching import Group, WaitingTexts
 from jserve.engine.encoder.executor import EncoderExecutor, RunningGroup
+from jserve.engine.pace import StepTimes
 from jserve.engine.thread import EngineThread
 from jserve.errors import (
     Cancelled,
@@ -77,6 +79,7 @@ class VectorEngine(EngineThread):
         self._dimensions = dimensions
         self._waiting: WaitingTexts[_Text] = WaitingTexts(executor.buckets)
         self._live: dict[str, _Text] = {}
+        self._times = StepTimes()
         self._prompt_tokens = self._dispatches = 0
 
     # --- the door: any thread -------------------------------------------------------------------------------------
@@ -122,7 +125,7 @@ class VectorEngine(EngineThread):
             dispatches=self._dispatches,
             preemptions=0,
             compilations=self._compiled_since_ready(),
-            last_progress=self._last_progress,
+            last_progress=self._newest_progress(),
             ready=self._is_ready(),
             failed=self._failed,
         )
@@ -141,13 +144,18 @@ class VectorEngine(EngineThread):
 
     def _loop(self) -> None:
         running: deque[RunningGroup[_Text]] = deque()
+        begun = 0.0
         while self._await_work(idle=not running):
             group = self._next_group() if len(running) < _DEPTH else None
             if group is not None:
+                if not running:  # some devices run it within the call
+                    begun = self._begin(group)
                 running.append(self._executor.dispatch(group, [text.request.token_ids for text in group.texts]))
                 self._dispatches += 1
             if running and (group is None or len(running) == _DEPTH):
-                self._finish(running.popleft())
+                self._finish(running.popleft(), begun)
+                if running:
+                    begun = self._begin(running[0].group)
         for group_left in running:
             self._executor.fetch(group_left)
 
@@ -174,9 +182,17 @@ class VectorEngine(EngineThread):
             self._tell(text, error=DeadlineExceeded("the request's deadline passed before it was done"))
         return group
 
-    def _finish(self, running: RunningGroup[_Text]) -> None:
+    def _begin(self, group: Group[_Text]) -> float:
+        """The device computes a group from now on: behind another one, when that has ended."""
+        now = self._clock()
+        self._patient_until = now + self._times.patience(_program(group))
+        return now
+
+    def _finish(self, running: RunningGroup[_Text], begun: float) -> None:
         vectors = self._executor.fetch(running)
-        self._last_progress = self._clock()
+        self._last_progress = now = self._clock()
+        self._patient_until = -math.inf
+        self._times.record(_program(running.group), now - begun)
         texts = running.group.texts
         self._prompt_tokens += sum(text.num_tokens for text in texts)
         with self._wake:
@@ -216,3 +232,7 @@ class VectorEngine(EngineThread):
             if failure is not None:
                 error = EngineFailed(f"the engine failed, {failure}")
             self._tell(text, error=error)
+
+
+def _program(group: Group[_Text]) -> tuple[int, int]:
+    return group.num_rows, group.length

@@ -15,7 +15,7 @@ from jserve.request import Embedding
 from jserve.serving.embed_frontend import EmbedFrontend
 from jserve.serving.embed_texts import MAX_TEXT_BYTES
 from jserve.serving.flight.command import Command
-from jserve.serving.flight.embed_runner import EmbedRunner, TextRow
+from jserve.serving.flight.embed_runner import EmbedRunner, Result, TextRow
 from jserve.serving.flight.info import verb_info
 from jserve.serving.flight.limits import FlightLimits
 from jserve.serving.flight.schema import Column, Columns, is_null, read_text_schema
@@ -25,10 +25,8 @@ from jserve.wire.embeddings import embeddings_schema, embeddings_to_batch
 
 __all__ = ["EmbedVerb"]
 
-Result = Embedding | JserveError
-
-_ROW_BYTES = 128
-"""A row's offsets, bitmaps and numbers."""
+_NUMBERS_BYTES = 128
+"""What a row takes besides its id, its words and its vector: offsets, bitmaps, numbers."""
 
 
 class EmbedVerb:
@@ -109,13 +107,13 @@ class EmbeddingOutput:
         self._dimensions = dimensions
 
     def held_bytes(self, item: Result) -> int:
-        return _ROW_BYTES + (
+        return _NUMBERS_BYTES + (
             item.values.nbytes + sys.getsizeof(item) if isinstance(item, Embedding) else sys.getsizeof(item.message)
         )
 
     def message_bytes(self, row_id: str, item: Result) -> int:
         words = len(row_id) + (len(item.message) if isinstance(item, JserveError) else 0)
-        return _ROW_BYTES + 4 * (words + self._dimensions)
+        return _NUMBERS_BYTES + 4 * (words + self._dimensions)
 
     def pieces(self, row_id: str, item: Result, max_bytes: int) -> Iterator[Result]:
         del row_id, max_bytes

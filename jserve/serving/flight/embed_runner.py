@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from jserve.errors import Cancelled, Draining, JserveError, QueueFull, RequestError
 from jserve.request import Embedding
@@ -19,7 +20,7 @@ from jserve.serving.embed_frontend import EmbedFrontend
 from jserve.serving.flight.verb import Sink
 from jserve.serving.incident import public
 
-__all__ = ["EmbedRunner", "TextRow"]
+__all__ = ["EmbedRunner", "Result", "TextRow"]
 
 _GROUP = 64
 """Most rows that go to the frontend together."""
@@ -41,8 +42,9 @@ class TextRow:
         return _ROW_BYTES + 4 * len(self.text)
 
 
-Result = Embedding | JserveError
-Outcome = list[Result] | RequestError
+Result: TypeAlias = Embedding | JserveError
+"""What comes of one row."""
+Outcome: TypeAlias = list[Result] | RequestError
 """One result a row of a group; or why the whole call is refused."""
 
 

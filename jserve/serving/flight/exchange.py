@@ -65,7 +65,7 @@ class Exchange:
         self._pending: asyncio.Future[None] | None = None
         """The write under way, which waits while the client is far behind."""
         self._input_ended = False
-        self._ignored: tuple[str, ...] = ()
+        self._about_input: dict[str, list[str]] = {}
         self._refusal: RequestError | None = None
 
     async def run(self, command: Command) -> None:
@@ -95,7 +95,7 @@ class Exchange:
     async def _read(self, command: Command) -> None:
         columns = await self._intake.columns(self._verb.columns)
         if columns is not None:
-            self._ignored = columns.ignored
+            self._about_input = columns.about_ignored()
             rows = self._verb.rows(columns, command)
             async for received in self._intake.batches():
                 for row in rows.of(received.batch):
@@ -130,11 +130,8 @@ class Exchange:
         """All rows that are there in one batch, as often as the client takes one."""
         metadata: dict[str, object] = {"call": self._call_id}
         while rows := await self._outbox.take(self._limits.output_bytes):
-            if metadata and self._ignored:
-                metadata["ignored_columns"] = [name[:80] for name in self._ignored[:32]]
-            message = outgoing.rows_message(
-                self._output, rows, metadata=json.dumps(metadata).encode() if metadata else b""
-            )
+            about = json.dumps(metadata | self._about_input).encode() if metadata else b""
+            message = outgoing.rows_message(self._output, rows, metadata=about)
             self._pending = asyncio.ensure_future(self._write_message(message))
             await asyncio.shield(self._pending)
             metadata = {}

@@ -23,7 +23,7 @@ def verb_info(verb: VerbName, model: ServedModel, schema: pa.Schema, about: Mapp
 def table_info(token: str, table: Table) -> flight.FlightInfo:
     """An uploaded table: its ticket, without locations, which means here."""
     ticket = ticket_of(token)
-    about = {"prompts": table.total_rows, "uploading": table.uploading}
+    about = {"rows": table.total_rows, "uploading": table.uploading, **table.about_input}
     endpoints = [flight.FlightEndpoint(ticket, [])]
     return _info(table.schema, flight.FlightDescriptor.for_command(ticket), endpoints, about)
 

@@ -35,7 +35,7 @@ class FlightLimits:
     waiting_bytes: int = 16 * MIB
     """Rows read and not yet given to the engine: a client may write so much before it reads anything."""
     outbox_bytes: int = 4 * MIB
-    """Deltas made and not yet written, as they lie in memory."""
+    """Deltas or vectors made and not yet written, as they lie in memory."""
     output_bytes: int = MIB // 4
     """Size at which an outgoing batch is cut: many clients keep gRPC's limit of 4 MiB, and it is made on the loop."""
     stall_s: float = 60.0
@@ -46,7 +46,7 @@ class FlightLimits:
     max_tables: int = 64
     """Tables kept at once, in the whole server."""
     tables_bytes: int = 512 * MIB
-    """Uploaded prompts kept at once, in the whole server."""
+    """Uploaded rows kept at once, in the whole server."""
     table_window_bytes: int = 64 * MIB
     """Results of one table, as they lie in memory, at which it begins no more rows until some are fetched."""
     results_bytes: int = 512 * MIB

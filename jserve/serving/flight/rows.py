@@ -11,21 +11,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
+from functools import partial
 
 from jserve.errors import Cancelled, Draining, JserveError, QueueFull, RequestError
 from jserve.request import Delta, FinishReason, Timings, Usage
 from jserve.serving.flight.batch import PromptRow
 from jserve.serving.frontend import Frontend
 from jserve.serving.incident import public
+from jserve.serving.room import until_room
 from jserve.serving.stream import Stream
 
 __all__ = ["RowRunner", "Sink"]
 
 Sink = Callable[[PromptRow, Sequence[Delta]], Awaitable[None]]
 """Takes a row's deltas as they are made; while it waits the row's stream is not read."""
-
-_RETRY_S = (0.05, 1.0)
-"""First and longest pause before the full queue is tried again."""
 
 
 class RowRunner:
@@ -111,6 +110,10 @@ class RowRunner:
             return True
         return False
 
+    def _check_wanted(self, row: PromptRow) -> None:
+        if self._is_cancelled(row):
+            raise Cancelled("the request was cancelled")
+
     def _is_cancelled(self, row: PromptRow) -> bool:
         return self._cancelled or row.number == self._unwanted
 
@@ -118,31 +121,26 @@ class RowRunner:
         """The row's stream, or why it has none. Raises QueueFull and Draining, which are the call's."""
         if row.error is not None:
             return row.error
-        pause, longest = _RETRY_S
-        while not self._is_cancelled(row):
-            try:
-                stream = await self._frontend.open(
-                    row.prompt,
-                    row.params,
-                    request_id=self.request_id(row),
-                    model=self._model,
-                    deadline=self._deadline,
-                )
-            except QueueFull:
-                if not self._admitted:
-                    raise
-            except Draining:
-                raise
-            except Exception as error:  # a row must not take its neighbours down, whatever befalls it
-                return public(error)
-            else:
-                self._admitted = True
-                if self._is_cancelled(row):
-                    stream.cancel()
-                return stream
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, longest)
-        return Cancelled("the request was cancelled")
+        submit = partial(
+            self._frontend.open,
+            row.prompt,
+            row.params,
+            request_id=self.request_id(row),
+            model=self._model,
+            deadline=self._deadline,
+        )
+        check = partial(self._check_wanted, row)
+        try:
+            check()
+            stream = await (until_room(submit, check=check) if self._admitted else submit())
+        except (QueueFull, Draining):
+            raise
+        except Exception as error:  # a row must not take its neighbours down, whatever befalls it
+            return public(error)
+        self._admitted = True
+        if self._is_cancelled(row):
+            stream.cancel()
+        return stream
 
     async def _pump(self, row: PromptRow, stream: Stream, sink: Sink) -> None:
         try:

@@ -46,6 +46,10 @@ class Columns:
     ignored: tuple[str, ...]
     """Columns that the door does not know; they are neither read nor answered."""
 
+    def about_ignored(self) -> dict[str, list[str]]:
+        """For metadata: some of their names, where there are any."""
+        return {"ignored_columns": [name[:80] for name in self.ignored[:32]]} if self.ignored else {}
+
     @property
     def indices(self) -> list[int]:
         """In the order of the client's schema."""

@@ -118,6 +118,7 @@ class FlightService(grpc.GenericRpcHandler):
                 self._verb.runner(command, _call_id(), deadline=None, patient=True),
                 self._verb.rows(columns, command),
                 self._verb.output,
+                about_input=columns.about_ignored(),
                 window_bytes=self._limits.table_window_bytes,
                 budget=self._store.budget,
                 clock=time.monotonic,
@@ -167,7 +168,7 @@ class FlightService(grpc.GenericRpcHandler):
             try:
                 await context.write(outgoing.schema_bytes(table.schema))
                 async for rows in table.results(max_bytes=self._limits.output_bytes, on_starved=rest):
-                    # On a worker thread, for one prompt's results may be far larger than a batch of others.
+                    # On a worker thread, for one row's results may be far larger than a batch of others.
                     await context.write(await asyncio.to_thread(outgoing.rows_message, self._verb.output, rows))
             finally:
                 await self._store.drop(token, why)

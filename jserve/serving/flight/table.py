@@ -1,6 +1,6 @@
-"""An uploaded table of prompts on its way to a table of results.
+"""An uploaded table of rows on its way to a table of results.
 
-    DoPut -> batches -> Runner -> finished rows -> DoGet, in the order of the prompts
+    DoPut -> batches -> Runner -> finished rows -> DoGet, in the order of the upload
 
 It is computed in the background, from the first batch on. When as many results are held as the table's window
 allows, or all tables together may, it begins no more rows until some are fetched. The row that a fetch waits for is
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,7 +28,7 @@ __all__ = ["Table"]
 
 @dataclass(frozen=True, kw_only=True)
 class _Result:
-    """A prompt's results."""
+    """What came of an uploaded row."""
 
     rows: list[tuple[str, Any]]
     size: int
@@ -51,6 +51,7 @@ class Table:
         rows: Rows,
         output: Output[Any],
         *,
+        about_input: Mapping[str, object],
         window_bytes: int,
         budget: ResultsBudget,
         clock: Callable[[], float],
@@ -58,6 +59,8 @@ class Table:
         self._runner = runner
         self._rows = rows
         self._output = output
+        self.about_input = about_input
+        """What the table's info says of the columns that came."""
         self._window_bytes = window_bytes
         self._budget = budget
         self._clock = clock
@@ -69,9 +72,9 @@ class Table:
         self._held_bytes = 0
         """Of results, and of parts of them, in memory."""
         self._begun = 0
-        """Prompts given to the runner."""
+        """Rows given to the runner."""
         self._fetched = 0
-        """Prompts whose results were given out."""
+        """Rows whose results were given out."""
         self._computed = False
         self._failure: JserveError | None = None
         self.touched_at = clock()
@@ -124,9 +127,9 @@ class Table:
     async def results(
         self, max_bytes: int, *, on_starved: Callable[[bool], None]
     ) -> AsyncIterator[list[tuple[str, Any]]]:
-        """Each prompt's results, in the order of the prompts, as soon as they and all before them are done.
+        """Each row's results, in the order of the upload, as soon as they and all before them are done.
 
-        Each item is what is ready, of at most ``max_bytes`` or one prompt. ``on_starved`` hears whether the fetch
+        Each item is what is ready, of at most ``max_bytes`` or of one row. ``on_starved`` hears whether the fetch
         waits for nothing but more of the upload. Raises what ended the computing early, after the results before it.
         """
         while True:

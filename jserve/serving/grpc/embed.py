@@ -26,6 +26,7 @@ async def answer(
         raise MessageTooLarge(
             f"the vectors of {texts} texts take {size} bytes, and a message {max_message_bytes}: make several calls"
         )
-    embeddings = await frontend.embed(list(request.texts), model=request.model, deadline=deadline)
+    # The texts as they are: a worker of the frontend makes strings of them, not the doors' loop.
+    embeddings = await frontend.embed(request.texts, model=request.model, deadline=deadline)
     # Millions of numbers become Python's on the way: not on the doors' loop.
     return await asyncio.to_thread(convert.embeddings_to_proto, embeddings)

@@ -330,6 +330,7 @@ def test_a_failure_of_the_loop_fails_all(store, monkeypatch):
     ("settings", "error", "words"),
     [
         ({"num_pages": 4}, ConfigError, "has no KV cache"),
+        ({"max_dispatch_ms": 20.0}, ConfigError, "max_dispatch_ms is 20, and this model is an encoder"),
         ({"max_model_len": 49}, ConfigError, "exceeds the model's limit of 48"),
         ({"max_num_tokens": 47}, ConfigError, "less than the 48 tokens"),
         ({"mesh": "stage=2"}, MeshError, "not built for encoders"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from jserve.serving.frontend import Frontend
 from jserve.serving.loop import LoopThread
 from jserve.testing.fake_engine import FakeEngine
 from jserve.testing.fake_server import fake_frontend
+from jserve.testing.waiting import wait_for
 from jserve.wire.flight import FLIGHT_SERVICE, FlightData
 from jserve.wire.ipc import batch_message, schema_message
 
@@ -55,6 +57,17 @@ class Served:
             writer.done_writing()
             rows: list[dict[str, Any]] = reader.read_all().to_pylist()
         return rows
+
+    def held_up(self) -> int:
+        """Wait until what was begun is made and nothing more is begun. How many rows were begun."""
+
+        def stands() -> bool:
+            begun = len(self.engine.submitted)
+            time.sleep(0.4)
+            return 0 < begun == len(self.engine.submitted) and not self.frontend.live
+
+        wait_for(stands, 60)
+        return len(self.engine.submitted)
 
     def raw(self, method: str, messages: Iterable[bytes], *, timeout: float = 20.0) -> Failure | list[bytes]:
         """A call of messages that pyarrow would not write. What it answered, or how it failed."""

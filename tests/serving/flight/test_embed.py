@@ -217,3 +217,32 @@ def test_a_call_can_be_cancelled():
             rows = reader.read_all().to_pylist()
         assert [(row["id"], row["error_code"]) for row in rows] == [(i, "JS-REQ-08") for i in "123"]
         assert engine.computed == [(99,)]
+
+
+def test_a_drain_lets_rows_end_that_have_begun_and_refuses_later_ones(monkeypatch):
+    with (
+        FakeEncoder() as engine,
+        fake_encoder_server(engine) as server,
+        flight.connect(server.addresses.flight) as stock,
+    ):
+        preparer, go = server.frontend._preparer, threading.Event()
+        prepare = preparer.prepare
+        # Some of the rows wait for a worker when the drain comes.
+        monkeypatch.setattr(preparer, "prepare", lambda chunk: prepare(chunk) if go.wait(20) else [])
+        values = [f"t{i}" for i in range(200)]
+        writer, reader = stock.do_exchange(EMBED)
+        writer.begin(texts("x").schema)
+        writer.write(texts(*values))
+        wait_for(lambda: sum(len(call.results) for call in list(server.frontend._calls)) == len(values))
+        drain = threading.Thread(target=server.server.drain, args=(20.0,))
+        drain.start()
+        wait_for(lambda: server.server.health == "draining")
+        writer.write(texts("later"))
+        wait_for(lambda: server.server._flight._calls._draining)
+        go.set()
+        rows = []
+        with pytest.raises(flight.FlightUnavailableError, match="shutting down"):
+            rows.extend(row for chunk in reader for row in chunk.data.to_pylist())
+        assert [row["id"] for row in rows] == [str(i) for i in range(len(values))]
+        assert {row["error"] for row in rows} == {None}
+        drain.join()

@@ -242,23 +242,8 @@ def test_a_table_pauses_when_its_window_is_full(serve: Serve) -> None:
     )
     rows = 500
     ticket = put(served.client, pa.table({"prompt": ["hi"] * rows, "max_tokens": [20] * rows}))
-    wait_for(lambda: len(served.engine.submitted) > 20)
-    begun = -1
-    while begun < len(served.engine.submitted):
-        begun = len(served.engine.submitted)
-        time.sleep(0.3)
-    assert begun < 150
+    assert 20 < served.held_up() < 150
     assert [row["text"] for row in get(served.client, ticket)] == [fake_text("hi", 20)] * rows
-
-
-def begun(served: Any) -> int:
-    """Wait until no more rows are begun; how many were."""
-    wait_for(lambda: len(served.engine.submitted) > 0)
-    count = -1
-    while count < len(served.engine.submitted) or served.frontend.live:
-        count = len(served.engine.submitted)
-        time.sleep(0.2)
-    return count
 
 
 def test_the_window_counts_what_results_take_in_memory(serve: Serve) -> None:
@@ -270,7 +255,7 @@ def test_the_window_counts_what_results_take_in_memory(serve: Serve) -> None:
     ticket = put(served.client, pa.table(columns))
     row_bytes = 50 * (TOKEN_BYTES + LOGPROB_BYTES + 20 * TOP_LOGPROB_BYTES)
     # Two run when the window fills, and one waits for its turn.
-    assert window / row_bytes - 1 < begun(served) < window / row_bytes + 4
+    assert window / row_bytes - 1 < served.held_up() < window / row_bytes + 4
     assert len(get(served.client, ticket)) == rows
 
 
@@ -279,7 +264,7 @@ def test_the_results_of_all_tables_together_are_bounded(serve: Serve) -> None:
     rows = 30
     columns = {"prompt": ["hi"] * rows, "max_tokens": [50] * rows, "logprobs": [20] * rows}
     tickets = [put(served.client, pa.table(columns)) for _ in range(4)]
-    assert begun(served) < 20
+    assert served.held_up() < 20
     # Full or not, what is fetched is computed; and what is fetched or dropped makes room for the others.
     assert [row["id"] for row in get(served.client, tickets[3])] == [str(i) for i in range(rows)]
     reader = served.client.do_get(flight.Ticket(tickets[2]))
@@ -328,7 +313,7 @@ def test_a_table_is_described_and_cancelled(serve: Serve) -> None:
     ticket = put(served.client, pa.table({"prompt": ["a"] * 3}))
     info = served.client.get_flight_info(flight.FlightDescriptor.for_command(ticket))
     assert info.endpoints == [flight.FlightEndpoint(ticket, [])]
-    assert json.loads(info.app_metadata) == {"prompts": 3, "uploading": False}
+    assert json.loads(info.app_metadata) == {"rows": 3, "uploading": False}
     # A CancelFlightInfoRequest is the info as field 1, as a Ticket is its bytes.
     request = flight.Ticket(info.serialize()).serialize()
     action = flight.Action("CancelFlightInfo", request)
@@ -337,6 +322,13 @@ def test_a_table_is_described_and_cancelled(serve: Serve) -> None:
     wait_for(lambda: served.frontend.live == 0)
     with pytest.raises(flight.FlightError, match="this ticket was cancelled"):
         get(served.client, ticket)
+
+
+def test_the_info_of_a_table_tells_the_ignored_columns(serve: Serve) -> None:
+    served = serve()
+    ticket = put(served.client, pa.table({"prompt": ["a"], "max_tokens": [1], "temprature": [0.0]}))
+    info = served.client.get_flight_info(flight.FlightDescriptor.for_command(ticket))
+    assert json.loads(info.app_metadata) == {"rows": 1, "uploading": False, "ignored_columns": ["temprature"]}
 
 
 def test_a_table_that_is_cancelled_ends_its_fetch(serve: Serve) -> None:

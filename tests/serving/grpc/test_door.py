@@ -23,6 +23,7 @@ from jserve.serving.door import server_options
 from jserve.serving.grpc import door
 from jserve.testing.fake_engine import FakeEngine
 from jserve.testing.fake_server import fake_server
+from jserve.testing.waiting import wait_for
 from jserve.v1 import inference_pb2 as pb
 from jserve.v1 import inference_pb2_grpc
 
@@ -100,8 +101,7 @@ def test_health_and_models_answer_when_every_place_is_taken():
         stub = inference_pb2_grpc.InferenceStub(channel)
         health = health_pb2_grpc.HealthStub(channel)
         calls = [stub.Generate(pb.GenerateRequest(text="a")) for _ in range(4)]
-        while served.engine.live < 4:
-            time.sleep(0.001)
+        wait_for(lambda: served.engine.live == 4)
         watches = [health.Watch(health_pb2.HealthCheckRequest()) for _ in range(50)]
         assert {next(watch).status for watch in watches} == {SERVING}
         with pytest.raises(grpc.RpcError) as caught:
@@ -294,10 +294,7 @@ def test_300_clients_that_leave_in_prefill_decode_or_at_the_last_token_leave_not
                 pass
         call.cancel()
     assert served.engine.wait_idle(5)
-    deadline = time.monotonic() + 5
-    while served.frontend.live and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert served.frontend.live == 0
+    wait_for(lambda: served.frontend.live == 0)
     stats = served.engine.stats()
     assert (stats.waiting, stats.running, stats.pages_in_use) == (0, 0, 0)
     # gRPC itself may log that it could not tell a client that had just left.

@@ -125,17 +125,18 @@ def test_deadline_cancel_and_a_full_queue():
 
 
 def test_a_drain_lets_calls_end():
+    """Also one whose texts do not all fit in the queue yet."""
     with (
         FakeEncoder() as engine,
         fake_encoder_server(engine) as server,
         Client(server.addresses.grpc) as client,
     ):
         engine.paused.set()
-        call = client._stub.Embed.future(pb.EmbedRequest(texts=["a"]))
-        wait_for(lambda: engine.stats().waiting == 1)
+        call = client._stub.Embed.future(pb.EmbedRequest(texts=["a"] * 200))
+        wait_for(lambda: engine.stats().waiting == 64)
         drain = threading.Thread(target=server.server.drain, args=(20.0,))
         drain.start()
         wait_for(lambda: server.server.health == "draining")
         engine.resume()
-        assert len(call.result(20).embeddings) == 1
+        assert len(call.result(20).embeddings) == 200
         drain.join()

@@ -10,6 +10,7 @@ from jserve.serving.grpc import exchange
 from jserve.testing.fake_engine import FakeEngine
 from jserve.testing.fake_server import fake_server
 from jserve.testing.fake_tokens import fake_token
+from jserve.testing.waiting import wait_for
 from jserve.v1 import inference_pb2 as pb
 from jserve.v1 import inference_pb2_grpc
 
@@ -169,8 +170,7 @@ def test_a_client_that_leaves_ends_all_its_requests(served, stub):
     sender.call.cancel()
     sender.close()
     assert served.engine.wait_idle(2)
-    while served.frontend.live:
-        time.sleep(0.001)
+    wait_for(lambda: served.frontend.live == 0)
     assert served.engine.stats().pages_in_use == 0
 
 
@@ -195,8 +195,7 @@ def test_a_failed_engine_fails_the_requests_in_the_stream(served, stub):
     served.engine.pause()
     sender = Sender(stub)
     sender.send(generate("a"), generate("b"))
-    while served.engine.live < 2:
-        time.sleep(0.001)
+    wait_for(lambda: served.engine.live == 2)
     served.engine.fail("out of memory")
     sender.send(generate("c"))
     sender.close()

@@ -1,6 +1,5 @@
 """Generate, Tokenize, Embed and ListModels through a real server and a stock gRPC client."""
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -12,6 +11,7 @@ from jserve.request import SamplingParams
 from jserve.testing.fake_engine import FakeEngine
 from jserve.testing.fake_server import fake_server
 from jserve.testing.fake_tokens import fake_token
+from jserve.testing.waiting import wait_for
 from jserve.v1 import inference_pb2 as pb
 from jserve.v1 import inference_pb2_grpc
 
@@ -139,8 +139,7 @@ def test_refusals_name_what_is_wrong_and_compute_nothing(served, stub, request_,
 def test_a_live_id_is_refused_and_free_again_after_its_end(served, stub):
     served.engine.pause()
     first = stub.Generate(pb.GenerateRequest(text="a", request_id="x", sampling=pb.SamplingParams(max_tokens=2)))
-    while not served.engine.live:
-        time.sleep(0.001)
+    wait_for(lambda: served.engine.live > 0)
     status, code, _ = failed(stub.Generate(pb.GenerateRequest(text="a", request_id="x")))
     assert (status, code) == (grpc.StatusCode.ALREADY_EXISTS, "JS-REQ-05")
     served.engine.resume()
@@ -154,8 +153,7 @@ def test_a_full_queue_says_when_to_try_again():
         stub = inference_pb2_grpc.InferenceStub(channel)
         engine.pause()
         kept = [stub.Generate(text_request("a", max_tokens=1))]
-        while not engine.live:
-            time.sleep(0.001)
+        wait_for(lambda: engine.live > 0)
         with pytest.raises(grpc.RpcError) as caught:
             list(stub.Generate(text_request("b", max_tokens=1)))
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -287,9 +285,16 @@ def test_submit_cancel_and_submit_again_leaves_the_new_one_unharmed(served, stub
 
 def retried(stub, request):
     """The responses, asked for again while the server has not yet seen that the id's former owner left."""
-    while True:
+    responses = []
+
+    def answered():
         try:
-            return list(stub.Generate(request))
+            responses.extend(stub.Generate(request))
         except grpc.RpcError as error:
             if error.code() is not grpc.StatusCode.ALREADY_EXISTS:
                 raise
+            return False
+        return True
+
+    wait_for(answered)
+    return responses
