@@ -63,7 +63,7 @@ def orbax_checkpoint(saved: Saved, *, source: str, progress: Progress = SILENT) 
             fix=f"copy the model's {CONFIG_NAME} there, or {_OWN_MODULE}",
         )
     leaves, kind = _leaves(saved, described)
-    found = read_text(where, of_encoder=described.is_encoder)
+    found = read_text(where, described=described)
     text = None if found is None else found[0]
     progress.note(f"settings from {described.path}")
     return Checkpoint(
@@ -106,6 +106,8 @@ def _leaves(saved: Saved, described: Described) -> tuple[Leaves, str]:
 
 
 def _encoder(described: Described) -> EncoderSettings | None:
+    if described.manifest is not None:
+        return described.manifest.encoder
     if not described.is_encoder:
         return None
     config = described.config
