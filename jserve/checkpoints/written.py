@@ -26,7 +26,9 @@ def open_written(folder: Path, *, base: Kvstore | None = None) -> Checkpoint:
         layout=f"Orbax checkpoint (OCDBT) with {MANIFEST_NAME}",
         family=manifest.family,
         config=manifest.model_config(folder / MANIFEST_NAME),
-        leaves=read_tree(folder / ARRAYS_FOLDER, base=None if base is None else inner_kvstore(base, ARRAYS_FOLDER)),
+        leaves=read_tree(
+            folder / ARRAYS_FOLDER, base=None if base is None else inner_kvstore(base, ARRAYS_FOLDER)
+        ).arrays,
         tokenizer=_tokenizer(folder, manifest) if TOKENIZER_NAME in manifest.files else None,
         chat_template=manifest.chat_template,
         generation=manifest.generation,

@@ -112,7 +112,7 @@ def test_progress_counts_bytes_to_the_total(source, tmp_path):
 def test_bfloat16_files_stay_bfloat16(tmp_path):
     write_tiny_gguf(tmp_path / "t.gguf", kind="BF16")
     convert(str(tmp_path / "t.gguf"), tmp_path / "ck")
-    infos = read_tree(tmp_path / "ck" / "params")
+    infos = read_tree(tmp_path / "ck" / "params").arrays
     assert infos["layers", "0", "q"].dtype == jnp.bfloat16
     assert infos["layers", "0", "attn_norm"].dtype == np.float32
     assert read_manifest(tmp_path / "ck").dtype == "bfloat16"
@@ -278,7 +278,7 @@ def test_the_whole_model_is_never_held(tmp_path):
         text=True,
         check=True,
     )
-    stored = sum(info.nbytes for info in read_tree(tmp_path / "ck" / "params").values())
+    stored = sum(info.nbytes for info in read_tree(tmp_path / "ck" / "params").arrays.values())
     assert stored >> 20 == 109
     assert int(run.stdout) < 60
 
