@@ -15,7 +15,7 @@ import numpy as np
 from jserve.checkpoints.arrays.key_map import Leaves
 from jserve.checkpoints.arrays.lazy import LazyArray, Region
 from jserve.checkpoints.arrays.tree import main_dtype
-from jserve.checkpoints.as_it_is import as_it_is
+from jserve.checkpoints.as_it_is import as_it_is, choose_step
 from jserve.checkpoints.cache import make_new
 from jserve.checkpoints.checkpoint import Checkpoint
 from jserve.checkpoints.digests import file_records
@@ -50,6 +50,7 @@ def convert(src: str, dst: Path, *, to: Form = "orbax", progress: Progress | Non
     dst = dst.absolute()
     if dst.exists():  # told before anything is read, and looked at again under the lock
         raise CheckpointError(f"{dst} is there already; nothing was written", fix="name a folder that does not exist")
+    found = choose_step(found)
     origin = read_origin(found, progress=progress)
     make_new(
         dst,

@@ -40,15 +40,22 @@ _OWN_MODULE = "serve it with a module of your own: jserve serve package.module:C
 
 
 def open_orbax(
-    folder: FilePath, *, source: str, base: Kvstore | None = None, progress: Progress = SILENT
+    folder: FilePath,
+    *,
+    source: str,
+    base: Kvstore | None = None,
+    step: str | None = None,
+    progress: Progress = SILENT,
 ) -> Checkpoint:
-    """Open ``folder``; no values are read. ``base`` is where the arrays are, if ``folder`` is a copy without them.
+    """Open ``folder``; no values are read. ``base`` is where the arrays are, if ``folder`` is a copy without them;
+    ``step`` is the one to take (None: the newest).
 
     Read are trees of jserve's own modules, and of those that ``known_trees`` knows. Raises as ``open_saved`` does;
     CheckpointError that lists every parameter missing or of another shape and every array left over; UnsupportedModel
     for what is not built.
     """
-    return orbax_checkpoint(open_saved(folder, base=base, progress=progress), source=source, progress=progress)
+    saved = open_saved(folder, base=base, step=step, progress=progress)
+    return orbax_checkpoint(saved, source=source, progress=progress)
 
 
 def orbax_checkpoint(saved: Saved, *, source: str, progress: Progress = SILENT) -> Checkpoint:

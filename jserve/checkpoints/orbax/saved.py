@@ -38,15 +38,20 @@ class Saved:
         return f"{self.layout.words} ({self.form})"
 
 
-def open_saved(folder: FilePath, *, base: Kvstore | None = None, progress: Progress = SILENT) -> Saved:
-    """Open what ``folder`` (or a msgpack file) holds: of several steps the newest that is finished and readable.
+def open_saved(
+    folder: FilePath, *, base: Kvstore | None = None, step: str | None = None, progress: Progress = SILENT
+) -> Saved:
+    """Open what ``folder`` (or a msgpack file) holds: of several steps the newest that is finished and readable, or
+    ``step``, where that is given.
 
     ``base`` is where the arrays are, if ``folder`` is a copy of a remote one without them. ``progress`` is told of
     steps that are passed over. Raises SourceError, UnsupportedModel and CheckpointError as ``find_layouts`` and
     ``read_tree`` do; where no step can be read, with the reason of each.
     """
     failed: list[CheckpointError] = []
-    layouts = find_layouts(folder)
+    layouts = [layout for layout in find_layouts(folder) if step in (None, layout.step)]
+    if not layouts:
+        raise SourceError(f"step {step} of {folder} is gone", fix="run the command again")
     for layout in layouts:
         try:
             saved = _open(layout, base)
@@ -56,8 +61,8 @@ def open_saved(folder: FilePath, *, base: Kvstore | None = None, progress: Progr
                 raise
             failed.append(error)
             continue
-        for step in layout.unfinished:
-            progress.note(f"{folder}: step {step.name} is passed over, it is unfinished: {step.why}")
+        for other in layout.unfinished:
+            progress.note(f"{folder}: step {other.name} is passed over, it is unfinished: {other.why}")
         damaged = (*layout.damaged, *(failure.message for failure in failed))
         for damage in damaged:
             progress.note(f"a step is passed over: {damage}")
