@@ -33,7 +33,7 @@ CONVERTER_VERSION = 2
 """Raised whenever the same source would give another checkpoint, so that cached ones are made anew."""
 Form: TypeAlias = Literal["orbax", "safetensors"]
 _PARTS_FOLDER = ".parts"
-"""Finished parts of an Orbax checkpoint that is under way."""
+"""Finished parts of the arrays, while they are under way."""
 
 
 def convert(src: str, dst: Path, *, to: Form = "orbax", progress: Progress | None = None) -> None:
@@ -99,7 +99,7 @@ def _write_orbax(checkpoint: Checkpoint, folder: Path, *, source_sha256: str, pr
     from jserve.checkpoints.orbax.write import write_arrays
 
     for path in folder.iterdir():
-        if path.name != _PARTS_FOLDER:  # whatever else a killed run left is quickly made again
+        if path.name not in (ARRAYS_FOLDER, _PARTS_FOLDER):  # whatever else a killed run left is quickly made again
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     progress.start(f"convert {checkpoint.path.name}", sum(leaf.nbytes for leaf in checkpoint.leaves.values()), "B")
     write_arrays(folder / ARRAYS_FOLDER, checkpoint.leaves, parts=folder / _PARTS_FOLDER, progress=progress)

@@ -40,11 +40,17 @@ def write_arrays(path: Path, leaves: Leaves, *, parts: Path, progress: Progress)
     """Write ``leaves`` as a new Orbax checkpoint at ``path``, reading each only when its turn comes.
 
     Batches are finished one by one in the folder ``parts``, on the same disk. Those that an earlier call with the
-    same ``leaves`` finished there, before it was killed, are taken as they are. Raises OSError for what the operating
-    system refuses, such as a full disk.
+    same ``leaves`` finished there, before it was killed, are taken as they are, and so is ``path`` itself: it is there
+    only when all of it is on the disk. Raises OSError for what the operating system refuses, such as a full disk.
     """
+    if path.is_dir():
+        progress.advance(sum(leaf.nbytes for leaf in leaves.values()))
+        shutil.rmtree(parts, ignore_errors=True)
+        return
     tree = nest(leaves)
     parts.mkdir(exist_ok=True)
+    scratch = _unfinished(path)
+    shutil.rmtree(scratch, ignore_errors=True)
     handler = ocp.PyTreeCheckpointHandler(
         use_ocdbt=True,
         use_compression=False,
@@ -54,8 +60,14 @@ def write_arrays(path: Path, leaves: Leaves, *, parts: Path, progress: Progress)
     )
     save_args = jax.tree.map(lambda leaf: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES), tree)
     with _os_errors(path), ocp.Checkpointer(handler) as checkpointer:
-        checkpointer.save(path.absolute(), args=ocp.args.PyTreeSave(tree, save_args=save_args))
+        checkpointer.save(scratch.absolute(), args=ocp.args.PyTreeSave(tree, save_args=save_args))
+    sync_tree(scratch)
+    scratch.rename(path)
     parts.rmdir()
+
+
+def _unfinished(path: Path) -> Path:
+    return path.with_name(f"{path.name}.unfinished")
 
 
 @contextmanager
@@ -101,11 +113,12 @@ class _LazyHandler(type_handlers.NumpyHandler):
         for number, batch in enumerate(_batches(items)):
             names = [(info.name, lazy.shape, lazy.dtype.str) for lazy, info, _ in batch]
             part = self._parts / f"{number}-{hashlib.sha256(repr(names).encode()).hexdigest()[:16]}"
-            if part.is_dir():
+            folder = part / f"{_PROCESS_FOLDER}{number}"
+            if folder.is_dir():  # the part may be there without it, if it was moved just before a kill
                 self._progress.advance(sum(lazy.nbytes for lazy, _, _ in batch))
             else:
                 await self._write(batch, part, str(number))
-            folders.append(part / f"{_PROCESS_FOLDER}{number}")
+            folders.append(folder)
         for info in infos:
             await info.await_path_creation()
         for folder in folders:
@@ -115,7 +128,7 @@ class _LazyHandler(type_handlers.NumpyHandler):
 
     async def _write(self, batch: Sequence[_Item], part: Path, process: str) -> None:
         """Make the folder ``part``, which is there only when all of it is on the disk."""
-        scratch = part.with_name(f"{part.name}.unfinished")
+        scratch = _unfinished(part)
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir()
         arrays = []
