@@ -101,7 +101,7 @@ def _file_kvstore(folder: FilePath) -> Kvstore:
 
 def inner_kvstore(base: Kvstore, name: str) -> Kvstore:
     """The folder ``name`` (relative, with slashes) in ``base``. Raises SourceError for names that lead out of it."""
-    inner = member_path(name, of=_said(base))
+    inner = member_path(name, of=_said(base), may_be_folder=True)
     return {**base, "path": f"{base.get('path', '')}{inner}/"}
 
 
@@ -270,6 +270,6 @@ def _read_metadata(folder: FilePath) -> _TreeMetadata:
 
 
 def _refuse_links(folder: FilePath, names: Iterable[str]) -> None:
-    """Files of arrays may not be links out of ``folder``, nor names lead out of it."""
+    """Files and folders of arrays may not be links out of ``folder``, nor names lead out of it."""
     for name in names:
-        resolve_member(folder, name)
+        resolve_member(folder, name, may_be_folder=True)
