@@ -52,8 +52,10 @@ def read_origin(found: LocalFile | LocalFolder, *, progress: Progress) -> Origin
         if isinstance(found, LocalFile):
             identities = {found.path: file_identity(found.path)}
             if file_record(found.path).sha256 != found.sha256:
+                ours = found.path.absolute().is_relative_to(cache_dir())
                 raise SourceError(
-                    f"{found.path} is not what it was when it was fetched", fix=f"delete {found.path} and start again"
+                    f"{found.path} is not what it was when it was fetched",
+                    fix=f"delete {found.path} and start again" if ours else "run the command again",
                 )
             return Origin(sha256=found.sha256, identities=identities)
         if found.mirror is not None:

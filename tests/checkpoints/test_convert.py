@@ -145,7 +145,7 @@ def test_a_bad_source_leaves_nothing(source, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny.gguf", "xdg"]
 
 
-def test_a_source_that_changes_is_not_taken_for_what_it_was(source, tmp_path):
+def test_a_source_that_changes_is_not_taken_for_what_it_was(source, tmp_path, cache_home):
     found = LocalFile(path=source, sha256=file_record(source).sha256)
 
     class Meddler(Recorder):
@@ -157,8 +157,15 @@ def test_a_source_that_changes_is_not_taken_for_what_it_was(source, tmp_path):
     with pytest.raises(SourceError, match="changed while it was converted"):
         write_converted(found, read_origin(found, progress=SILENT), "x", tmp_path / "a", to="orbax", progress=Meddler())
     write_tiny_gguf(source, seed=9)
-    with pytest.raises(SourceError, match="is not what it was when it was fetched"):
+    with pytest.raises(SourceError, match="is not what it was when it was fetched") as error:
         read_origin(found, progress=SILENT)
+    assert error.value.fix == "run the command again"
+    copied = cache_home / "jserve" / "downloads" / "tiny.gguf"
+    copied.parent.mkdir(parents=True)
+    source.rename(copied)
+    with pytest.raises(SourceError, match="is not what it was when it was fetched") as error:
+        read_origin(LocalFile(path=copied, sha256=found.sha256), progress=SILENT)
+    assert error.value.fix == f"delete {copied} and start again"
 
 
 def test_what_is_converted_already_is_said_so(source, tmp_path):

@@ -65,11 +65,6 @@ class LazyArray:
     """The same for all views of one stored array. None where any region can be read by itself."""
 
     @classmethod
-    def whole(cls, shape: Sequence[int], dtype: np.dtype, read: Callable[[], np.ndarray]) -> LazyArray:
-        """An array that can only be read as a whole: a region of it costs all of it."""
-        return cls(shape=tuple(shape), dtype=dtype, read_region=lambda region: read()[region])
-
-    @classmethod
     def of(cls, array: Any) -> LazyArray:
         """One that is in memory already: what is read of it is a copy."""
         return cls(

@@ -20,11 +20,11 @@ from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.text.from_gguf import tokenizer_from_gguf
 from jserve.text.tokenizer import Tokenizer
 
-__all__ = ["Architecture", "architecture", "gguf_checkpoint"]
+__all__ = ["gguf_checkpoint"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Architecture:
+class _Architecture:
     """How one value of ``general.architecture`` is read."""
 
     family: str
@@ -32,15 +32,15 @@ class Architecture:
     key_map: KeyMap
 
 
-_ARCHITECTURES: Mapping[str, Architecture] = {
-    "llama": Architecture(family="llama", config=llama.llama, key_map=llama.KEY_MAP),
-    "qwen2": Architecture(family="qwen2", config=llama.qwen2, key_map=llama.QWEN_KEY_MAP),
-    "qwen3": Architecture(family="qwen3", config=llama.qwen3, key_map=llama.QWEN_KEY_MAP),
-    "qwen3moe": Architecture(family="qwen3_moe", config=llama.qwen3moe, key_map=llama.QWEN_KEY_MAP),
-    "phi3": Architecture(family="phi3", config=llama.phi3, key_map=llama.PHI3_KEY_MAP),
-    "gemma2": Architecture(family="gemma2", config=gemma.gemma2, key_map=gemma.KEY_MAP),
-    "gemma3": Architecture(family="gemma3", config=gemma.gemma3, key_map=gemma.KEY_MAP),
-    "gpt2": Architecture(family="gpt2", config=gpt2.gpt2, key_map=gpt2.KEY_MAP),
+_ARCHITECTURES: Mapping[str, _Architecture] = {
+    "llama": _Architecture(family="llama", config=llama.llama, key_map=llama.KEY_MAP),
+    "qwen2": _Architecture(family="qwen2", config=llama.qwen2, key_map=llama.QWEN_KEY_MAP),
+    "qwen3": _Architecture(family="qwen3", config=llama.qwen3, key_map=llama.QWEN_KEY_MAP),
+    "qwen3moe": _Architecture(family="qwen3_moe", config=llama.qwen3moe, key_map=llama.QWEN_KEY_MAP),
+    "phi3": _Architecture(family="phi3", config=llama.phi3, key_map=llama.PHI3_KEY_MAP),
+    "gemma2": _Architecture(family="gemma2", config=gemma.gemma2, key_map=gemma.KEY_MAP),
+    "gemma3": _Architecture(family="gemma3", config=gemma.gemma3, key_map=gemma.KEY_MAP),
+    "gpt2": _Architecture(family="gpt2", config=gpt2.gpt2, key_map=gpt2.KEY_MAP),
 }
 """Mistral and Mixtral are "llama" here, and so is their family."""
 
@@ -52,7 +52,7 @@ _SAMPLING: Mapping[str, str] = {
 }
 
 
-def architecture(file: GgufFile) -> Architecture:
+def _architecture(file: GgufFile) -> _Architecture:
     """The architecture that ``file`` names. Raises UnsupportedModel with the known ones."""
     name = file.metadata.get("general.architecture")
     parts = file.metadata.get("split.count", 0)
@@ -74,7 +74,7 @@ def gguf_checkpoint(file: GgufFile, *, source: str) -> Checkpoint:
     not built, and CheckpointError that lists every parameter whose tensor is missing or has another shape, and every
     tensor that is left over.
     """
-    kind = architecture(file)
+    kind = _architecture(file)
     config = kind.config(file)
     tokenizer = _tokenizer(file)
     wanted = param_shapes(kind.family, config)

@@ -366,7 +366,7 @@ def plan(values, tensors):
     kind = HF_FAMILIES[values["model_type"]]
     _, state = build_abstract(family(kind.family), kind.config(values), np.dtype(np.float32))
     wanted = {path: tuple(leaf.shape) for path, leaf in flatten(state).items()}
-    lazy = {name: LazyArray.whole(array.shape, array.dtype, lambda a=array: a) for name, array in tensors.items()}
+    lazy = {name: LazyArray.of(array) for name, array in tensors.items()}
     return plan_leaves(kind.key_map, lazy, wanted, where="folder"), wanted
 
 
