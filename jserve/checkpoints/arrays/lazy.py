@@ -49,7 +49,7 @@ class Source(Protocol):
     """The least that can be read: a compressed piece is unpacked as a whole."""
 
     def held(self) -> AbstractContextManager[None]:
-        """While the context lasts, pieces stay in memory once they are read."""
+        """While the context lasts, pieces stay in memory once they are read. One inside of another changes nothing."""
         ...
 
 

@@ -13,6 +13,7 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import type_handlers
 
+from jserve.checkpoints.arrays.hold import Holder, by_source
 from jserve.checkpoints.arrays.key_map import Leaves
 from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.arrays.tree import nest
@@ -29,7 +31,7 @@ from jserve.progress import Progress
 __all__ = ["write_arrays"]
 
 _BATCH_BYTES = 256 << 20
-"""Host memory that a write holds, beside one leaf. Each batch becomes a file or two."""
+"""Host memory that a write holds, beside one leaf and one stored array. Each batch becomes a file or two."""
 _PROCESS_FOLDER = "ocdbt.process_"
 """How Orbax names the share of each process; its merge looks for these."""
 _CHUNK_BYTES = 64 << 20
@@ -109,6 +111,17 @@ class _LazyHandler(type_handlers.NumpyHandler):
         args: Sequence[ocp.SaveArgs] | None = None,
     ) -> Sequence[ocp.future.Future]:
         items = list(zip(values, infos, args or [ocp.SaveArgs()] * len(values), strict=True))
+        with Holder() as holder:
+            folders = await self._finish(by_source(items, itemgetter(0)), holder)
+        for info in infos:
+            await info.await_path_creation()
+        for folder in folders:
+            folder.rename(Path(infos[0].parent_dir) / folder.name)
+            folder.parent.rmdir()
+        return []
+
+    async def _finish(self, items: Sequence[_Item], holder: Holder) -> list[Path]:
+        """The databases of all batches, those that are not there made."""
         folders = []
         for number, batch in enumerate(_batches(items)):
             names = [(info.name, lazy.shape, lazy.dtype.str) for lazy, info, _ in batch]
@@ -117,22 +130,18 @@ class _LazyHandler(type_handlers.NumpyHandler):
             if folder.is_dir():  # the part may be there without it, if it was moved just before a kill
                 self._progress.advance(sum(lazy.nbytes for lazy, _, _ in batch))
             else:
-                await self._write(batch, part, str(number))
+                await self._write(batch, part, str(number), holder)
             folders.append(folder)
-        for info in infos:
-            await info.await_path_creation()
-        for folder in folders:
-            folder.rename(Path(infos[0].parent_dir) / folder.name)
-            folder.parent.rmdir()
-        return []
+        return folders
 
-    async def _write(self, batch: Sequence[_Item], part: Path, process: str) -> None:
+    async def _write(self, batch: Sequence[_Item], part: Path, process: str, holder: Holder) -> None:
         """Make the folder ``part``, which is there only when all of it is on the disk."""
         scratch = _unfinished(part)
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir()
         arrays = []
         for lazy, _, _ in batch:
+            holder.turn_to(lazy)
             arrays.append(lazy.read())
             self._progress.advance(lazy.nbytes)
         infos = [info.replace(parent_dir=scratch, path=scratch / info.name) for _, info, _ in batch]
