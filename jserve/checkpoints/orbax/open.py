@@ -100,11 +100,11 @@ def _leaves(saved: Saved, described: Described) -> tuple[Leaves, str]:
         return fitted.leaves, f"a tree of jserve's {described.family}{stacked}"
     peeled = peel(saved.tree)
     params = peeled.params
-    known = recognise(params)
+    known = None if described.key_map is None else recognise(params, described.key_map)
     if known is None or described.key_map is None:
         raise UnsupportedModel(
             f"{where} is no tree that is known: jserve's own {described.family} ({_some(wanted)}), MaxText's, "
-            f"google-deepmind/gemma's, or one with Hugging Face's names; it has {_some(params)}",
+            f"google-deepmind/gemma's, or one with Hugging Face's names of such a model; it has {_some(params)}",
             fix=_OWN_MODULE,
         )
     refuse_adapters(saved.tree, peeled.root, where=where)
