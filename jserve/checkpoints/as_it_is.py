@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 from jserve.checkpoints.checkpoint import Checkpoint
 from jserve.checkpoints.sources.local import LocalFile, LocalFolder
 from jserve.checkpoints.written import open_written
 from jserve.progress import SILENT, Progress
 
-__all__ = ["as_it_is", "open_folder"]
+__all__ = ["as_it_is", "choose_step", "open_folder"]
 
 
 @contextmanager
@@ -24,6 +25,18 @@ def as_it_is(found: LocalFile | LocalFolder, model: str, *, progress: Progress =
 
     with nullcontext() if found.words is None else found.words.errors(), GgufFile(found.path) as file:
         yield gguf_checkpoint(file, source=model)
+
+
+def choose_step(found: LocalFile | LocalFolder) -> LocalFile | LocalFolder:
+    """``found`` with the step that is taken now, for whoever opens it more than once: a trainer may save others in the
+    meantime. Raises as ``open_folder`` does where nothing can be read."""
+    if not isinstance(found, LocalFolder) or found.kind != "orbax":
+        return found
+    from jserve.checkpoints.orbax.saved import open_saved
+
+    with nullcontext() if found.words is None else found.words.errors():
+        saved = open_saved(found.path, base=None if found.mirror is None else found.mirror.base)
+    return replace(found, step=saved.layout.step)
 
 
 def open_folder(found: LocalFolder, model: str, *, progress: Progress) -> Checkpoint:
@@ -41,7 +54,7 @@ def _open(found: LocalFolder, model: str, progress: Progress) -> Checkpoint:
     if found.kind == "orbax":
         from jserve.checkpoints.orbax.open import open_orbax
 
-        return open_orbax(found.path, source=model, base=base, progress=progress)
+        return open_orbax(found.path, source=model, base=base, step=found.step, progress=progress)
     from jserve.checkpoints.hf.folder import open_hf
 
     return open_hf(found.path, source=model)

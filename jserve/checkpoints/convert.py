@@ -15,7 +15,7 @@ import numpy as np
 from jserve.checkpoints.arrays.key_map import Leaves
 from jserve.checkpoints.arrays.lazy import LazyArray, Region
 from jserve.checkpoints.arrays.tree import main_dtype
-from jserve.checkpoints.as_it_is import as_it_is
+from jserve.checkpoints.as_it_is import as_it_is, choose_step
 from jserve.checkpoints.cache import make_new
 from jserve.checkpoints.checkpoint import Checkpoint
 from jserve.checkpoints.digests import file_records
@@ -33,7 +33,7 @@ CONVERTER_VERSION = 2
 """Raised whenever the same source would give another checkpoint, so that cached ones are made anew."""
 Form: TypeAlias = Literal["orbax", "safetensors"]
 _PARTS_FOLDER = ".parts"
-"""Finished parts of an Orbax checkpoint that is under way."""
+"""Finished parts of the arrays, while they are under way."""
 
 
 def convert(src: str, dst: Path, *, to: Form = "orbax", progress: Progress | None = None) -> None:
@@ -50,6 +50,7 @@ def convert(src: str, dst: Path, *, to: Form = "orbax", progress: Progress | Non
     dst = dst.absolute()
     if dst.exists():  # told before anything is read, and looked at again under the lock
         raise CheckpointError(f"{dst} is there already; nothing was written", fix="name a folder that does not exist")
+    found = choose_step(found)
     origin = read_origin(found, progress=progress)
     make_new(
         dst,
@@ -98,7 +99,7 @@ def _write_orbax(checkpoint: Checkpoint, folder: Path, *, source_sha256: str, pr
     from jserve.checkpoints.orbax.write import write_arrays
 
     for path in folder.iterdir():
-        if path.name != _PARTS_FOLDER:  # whatever else a killed run left is quickly made again
+        if path.name not in (ARRAYS_FOLDER, _PARTS_FOLDER):  # whatever else a killed run left is quickly made again
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     progress.start(f"convert {checkpoint.path.name}", sum(leaf.nbytes for leaf in checkpoint.leaves.values()), "B")
     write_arrays(folder / ARRAYS_FOLDER, checkpoint.leaves, parts=folder / _PARTS_FOLDER, progress=progress)

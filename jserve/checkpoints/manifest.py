@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,19 @@ import msgspec
 from jserve.checkpoints.digests import FileRecord, file_record
 from jserve.checkpoints.encoder import EncoderSettings
 from jserve.checkpoints.sources.names import resolve_member
-from jserve.errors import CheckpointError
+from jserve.errors import CheckpointError, UnsupportedModel
+from jserve.models.config import ModelConfig
 
-__all__ = ["ARRAYS_FOLDER", "FORMAT", "MANIFEST_NAME", "TOKENIZER_NAME", "Manifest", "read_manifest"]
+__all__ = [
+    "ARRAYS_FOLDER",
+    "FORMAT",
+    "MANIFEST_NAME",
+    "TOKENIZER_NAME",
+    "Manifest",
+    "check_ids",
+    "parse_manifest",
+    "read_manifest",
+]
 
 FORMAT = 1
 MANIFEST_NAME = "jserve.json"
@@ -49,6 +60,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def to_json(self) -> bytes:
         return msgspec.json.format(msgspec.json.encode(self), indent=2)
 
+    def model_config(self, path: Path) -> ModelConfig:
+        """``config`` as the family has it. Raises UnsupportedModel that names ``path``, the manifest's file, for a
+        family or settings that are not built."""
+        from jserve.models.registry import family
+
+        try:
+            return family(self.family).config_type.from_dict(self.config)
+        except UnsupportedModel as error:
+            raise UnsupportedModel(f"{path}: {error.message}", fix=error.fix) from None
+
 
 def read_manifest(folder: Path, *, without: str | None = None) -> Manifest:
     """Read and check the manifest of ``folder``; every file that it names must be there with its size, but for those
@@ -57,7 +78,21 @@ def read_manifest(folder: Path, *, without: str | None = None) -> Manifest:
     Raises CheckpointError that names the file at fault. Files of up to 8 MiB are hashed as well: all that describes
     the arrays is among them. Hashing the arrays themselves is ``jserve inspect --check``.
     """
-    path = folder / MANIFEST_NAME
+    manifest = parse_manifest(folder / MANIFEST_NAME)
+    for name, record in manifest.files.items():
+        if without is not None and name.startswith(without):
+            continue
+        problem = _problem(resolve_member(folder, name), record)
+        if problem:
+            raise CheckpointError(problem, fix=f"delete {folder} and convert it again from {manifest.source}")
+    return manifest
+
+
+def parse_manifest(path: Path) -> Manifest:
+    """What the manifest ``path`` says; the files that it names are not asked for.
+
+    Raises CheckpointError where it is missing, damaged or of another format.
+    """
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise CheckpointError(f"{path} is larger than {_MAX_BYTES} bytes; it is not a manifest")
@@ -71,16 +106,9 @@ def read_manifest(folder: Path, *, without: str | None = None) -> Manifest:
                 f"{path} has format {version}; this jserve reads format {FORMAT}",
                 fix="convert the checkpoint again, or use the jserve that wrote it",
             )
-        manifest = msgspec.json.decode(data, type=Manifest)
+        return msgspec.json.decode(data, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {error}", fix="convert the checkpoint again") from None
-    for name, record in manifest.files.items():
-        if without is not None and name.startswith(without):
-            continue
-        problem = _problem(resolve_member(folder, name), record)
-        if problem:
-            raise CheckpointError(problem, fix=f"delete {folder} and convert it again from {manifest.source}")
-    return manifest
 
 
 def _problem(file: Path, record: FileRecord) -> str | None:
@@ -94,6 +122,13 @@ def _problem(file: Path, record: FileRecord) -> str | None:
     except OSError as error:
         return f"cannot read {file}: {error.strerror}"
     return None
+
+
+def check_ids(eos_ids: Iterable[int], bos_id: int | None, *, vocab_size: int) -> None:
+    """Raise ValueError that lists those ids that a tokenizer of ``vocab_size`` tokens does not have."""
+    named = [*eos_ids, *([] if bos_id is None else [bos_id])]
+    if strange := [i for i in named if not 0 <= i < vocab_size]:
+        raise ValueError(f"eos_ids or bos_id name {strange}; its ids go from 0 to {vocab_size - 1}")
 
 
 class _Version(msgspec.Struct):

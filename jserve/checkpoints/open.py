@@ -17,7 +17,7 @@ from jserve.checkpoints.written import open_written
 from jserve.config import cache_dir
 from jserve.progress import SILENT, Progress
 
-__all__ = ["converted_path", "open_checkpoint"]
+__all__ = ["open_checkpoint"]
 
 
 def open_checkpoint(model: str, *, progress: Progress | None = None) -> Checkpoint:
@@ -35,7 +35,7 @@ def open_checkpoint(model: str, *, progress: Progress | None = None) -> Checkpoi
     return _open_converted(found, model, progress)
 
 
-def converted_path(found: LocalFile) -> Path:
+def _converted_path(found: LocalFile) -> Path:
     """Where the conversion of ``found`` is kept: by its contents and the converter's version."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", found.path.stem)[:80]
     return cache_dir() / "checkpoints" / f"{name}-{found.sha256[:16]}-{CONVERTER_VERSION}"
@@ -47,5 +47,5 @@ def _open_converted(found: LocalFile, model: str, progress: Progress) -> Checkpo
         write_converted(found, origin, model, scratch, to="orbax", progress=progress)
 
     # The folder's name has the digest and the version already.
-    final = converted_path(found)
+    final = _converted_path(found)
     return make_once(final, check=open_written, make=make, progress=progress, resume="orbax")

@@ -52,8 +52,10 @@ def read_origin(found: LocalFile | LocalFolder, *, progress: Progress) -> Origin
         if isinstance(found, LocalFile):
             identities = {found.path: file_identity(found.path)}
             if file_record(found.path).sha256 != found.sha256:
+                ours = found.path.absolute().is_relative_to(cache_dir())
                 raise SourceError(
-                    f"{found.path} is not what it was when it was fetched", fix=f"delete {found.path} and start again"
+                    f"{found.path} is not what it was when it was fetched",
+                    fix=f"delete {found.path} and start again" if ours else "run the command again",
                 )
             return Origin(sha256=found.sha256, identities=identities)
         if found.mirror is not None:
@@ -73,7 +75,7 @@ def _read_mirrored(found: LocalFolder, mirror: Mirror, progress: Progress) -> Or
         from jserve.checkpoints.orbax.saved import open_saved
 
         with mirror.words.errors():
-            arrays = open_saved(found.path, base=mirror.base).layout.arrays
+            arrays = open_saved(found.path, base=mirror.base, step=found.step).layout.arrays
 
     def stored() -> dict[str, str]:
         objects = mirror.array_objects(arrays)
@@ -97,7 +99,7 @@ def _files(found: LocalFolder) -> list[Path]:
         from jserve.checkpoints.orbax.beside import CONFIG_NAME, find_beside, places
         from jserve.checkpoints.orbax.saved import open_saved
 
-        arrays = open_saved(folder).layout.arrays
+        arrays = open_saved(folder, step=found.step).layout.arrays
         inside = sorted(path for path in arrays.rglob("*") if path.is_file()) if arrays.is_dir() else [arrays]
         where = places(folder, arrays)
         config = find_beside(where, CONFIG_NAME)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from jserve.checkpoints.checkpoint import Checkpoint
-from jserve.checkpoints.manifest import ARRAYS_FOLDER, MANIFEST_NAME, TOKENIZER_NAME, Manifest, read_manifest
+from jserve.checkpoints.manifest import ARRAYS_FOLDER, MANIFEST_NAME, TOKENIZER_NAME, Manifest, check_ids, read_manifest
 from jserve.checkpoints.orbax.read import Kvstore, inner_kvstore, read_tree
 from jserve.checkpoints.sources.names import resolve_member
-from jserve.errors import CheckpointError, UnsupportedModel
-from jserve.models.config import ModelConfig
-from jserve.models.registry import family
+from jserve.errors import CheckpointError
 from jserve.text.tokenizer import Tokenizer
 
 __all__ = ["open_written"]
@@ -27,8 +25,10 @@ def open_written(folder: Path, *, base: Kvstore | None = None) -> Checkpoint:
         path=folder,
         layout=f"Orbax checkpoint (OCDBT) with {MANIFEST_NAME}",
         family=manifest.family,
-        config=_config(folder, manifest),
-        leaves=read_tree(folder / ARRAYS_FOLDER, base=None if base is None else inner_kvstore(base, ARRAYS_FOLDER)),
+        config=manifest.model_config(folder / MANIFEST_NAME),
+        leaves=read_tree(
+            folder / ARRAYS_FOLDER, base=None if base is None else inner_kvstore(base, ARRAYS_FOLDER)
+        ).arrays,
         tokenizer=_tokenizer(folder, manifest) if TOKENIZER_NAME in manifest.files else None,
         chat_template=manifest.chat_template,
         generation=manifest.generation,
@@ -37,13 +37,6 @@ def open_written(folder: Path, *, base: Kvstore | None = None) -> Checkpoint:
         digests=f"not checked; sizes match{'' if base is None else ', but for the arrays'} (--check reads every byte)",
         encoder=manifest.encoder,
     )
-
-
-def _config(folder: Path, manifest: Manifest) -> ModelConfig:
-    try:
-        return family(manifest.family).config_type.from_dict(manifest.config)
-    except UnsupportedModel as error:
-        raise UnsupportedModel(f"{folder / MANIFEST_NAME}: {error.message}", fix=error.fix) from None
 
 
 def _tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
@@ -55,9 +48,7 @@ def _tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
             bos_id=manifest.bos_id,
             add_bos=manifest.add_bos,
         )
-        named = [*manifest.eos_ids, *([] if manifest.bos_id is None else [manifest.bos_id])]
-        if strange := [i for i in named if not 0 <= i < tokenizer.vocab_size]:
-            raise ValueError(f"eos_ids or bos_id name {strange}; its ids go from 0 to {tokenizer.vocab_size - 1}")
+        check_ids(manifest.eos_ids, manifest.bos_id, vocab_size=tokenizer.vocab_size)
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"cannot read the tokenizer {path}: {error}",

@@ -112,7 +112,7 @@ def test_progress_counts_bytes_to_the_total(source, tmp_path):
 def test_bfloat16_files_stay_bfloat16(tmp_path):
     write_tiny_gguf(tmp_path / "t.gguf", kind="BF16")
     convert(str(tmp_path / "t.gguf"), tmp_path / "ck")
-    infos = read_tree(tmp_path / "ck" / "params")
+    infos = read_tree(tmp_path / "ck" / "params").arrays
     assert infos["layers", "0", "q"].dtype == jnp.bfloat16
     assert infos["layers", "0", "attn_norm"].dtype == np.float32
     assert read_manifest(tmp_path / "ck").dtype == "bfloat16"
@@ -145,7 +145,7 @@ def test_a_bad_source_leaves_nothing(source, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny.gguf", "xdg"]
 
 
-def test_a_source_that_changes_is_not_taken_for_what_it_was(source, tmp_path):
+def test_a_source_that_changes_is_not_taken_for_what_it_was(source, tmp_path, cache_home):
     found = LocalFile(path=source, sha256=file_record(source).sha256)
 
     class Meddler(Recorder):
@@ -157,8 +157,15 @@ def test_a_source_that_changes_is_not_taken_for_what_it_was(source, tmp_path):
     with pytest.raises(SourceError, match="changed while it was converted"):
         write_converted(found, read_origin(found, progress=SILENT), "x", tmp_path / "a", to="orbax", progress=Meddler())
     write_tiny_gguf(source, seed=9)
-    with pytest.raises(SourceError, match="is not what it was when it was fetched"):
+    with pytest.raises(SourceError, match="is not what it was when it was fetched") as error:
         read_origin(found, progress=SILENT)
+    assert error.value.fix == "run the command again"
+    copied = cache_home / "jserve" / "downloads" / "tiny.gguf"
+    copied.parent.mkdir(parents=True)
+    source.rename(copied)
+    with pytest.raises(SourceError, match="is not what it was when it was fetched") as error:
+        read_origin(LocalFile(path=copied, sha256=found.sha256), progress=SILENT)
+    assert error.value.fix == f"delete {copied} and start again"
 
 
 def test_what_is_converted_already_is_said_so(source, tmp_path):
@@ -278,7 +285,7 @@ def test_the_whole_model_is_never_held(tmp_path):
         text=True,
         check=True,
     )
-    stored = sum(info.nbytes for info in read_tree(tmp_path / "ck" / "params").values())
+    stored = sum(info.nbytes for info in read_tree(tmp_path / "ck" / "params").arrays.values())
     assert stored >> 20 == 109
     assert int(run.stdout) < 60
 

@@ -128,7 +128,7 @@ def test_a_parameter_that_is_absent_is_never_made_up(case):
     _, state = build_abstract(family(kind.family), kind.config(tiny.config), np.float32)
     wanted = {path: tuple(leaf.shape) for path, leaf in flatten(state).items()}
     tensors = {
-        name: LazyArray.whole(shape, np.dtype(np.float32), lambda: pytest.fail("read"))
+        name: LazyArray(shape=tuple(shape), dtype=np.dtype(np.float32), read_region=lambda region: pytest.fail("read"))
         for name, shape in tiny.shapes.items()
     }
     assert plan_leaves(kind.key_map, tensors, wanted, where="all").keys() == wanted.keys()

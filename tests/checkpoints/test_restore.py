@@ -74,7 +74,7 @@ def test_how_it_was_sharded_when_saved_does_not_matter(tmp_path):
         checkpointer.save(tmp_path / "ck", {"a": {"b": saved}})
     other = NamedSharding(jax.sharding.Mesh(np.array(jax.devices()[:2]), ("y",)), PartitionSpec(None, "y"))
     asked = {"a": {"b": jax.ShapeDtypeStruct((16, 4), jnp.float32, sharding=other)}}
-    restored = place(read_tree(tmp_path / "ck"), asked, where="ck")["a"]["b"]
+    restored = place(read_tree(tmp_path / "ck").arrays, asked, where="ck")["a"]["b"]
     assert restored.sharding == other
     np.testing.assert_array_equal(np.asarray(restored), np.asarray(value))
 

@@ -1,6 +1,7 @@
 """A conversion that was killed goes on where it stopped; one of another source, or another kind, begins anew."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -156,3 +157,68 @@ def test_a_shard_that_a_kill_cut_short_is_written_again(tmp_path, small):
     wanted = load_file(tmp_path / "a" / "model.safetensors")
     assert found.keys() == wanted.keys()
     assert all(found[name].tobytes() == wanted[name].tobytes() for name in wanted)
+
+
+class Interrupted:
+    """A Progress at which the user presses Ctrl-C, once ``task`` begins."""
+
+    def __init__(self, task):
+        self.task = task
+
+    def start(self, task, total, unit):
+        if task == self.task:
+            raise KeyboardInterrupt
+
+    def advance(self, n): ...
+
+    def note(self, message): ...
+
+    def done(self): ...
+
+
+def test_arrays_that_are_written_are_not_written_again(tmp_path, small):
+    """While files are hashed, which takes minutes of a large model, all else is done."""
+    leaves = write_tiny_hf(tmp_path / "a")
+    with pytest.raises(KeyboardInterrupt):
+        convert(str(tmp_path / "a"), tmp_path / "b", progress=Interrupted("hash"))
+    with pytest.MonkeyPatch.context() as patch:
+        read = interrupt(patch, -1, KeyboardInterrupt())
+        convert(str(tmp_path / "a"), tmp_path / "b")
+    assert read == []
+    for path, leaf in open_written(tmp_path / "b").leaves.items():
+        assert leaf.read().tobytes() == leaves[path].tobytes()
+    names = {"jserve.json", "params", "tokenizer.json"}
+    assert {path.name for path in (tmp_path / "b").iterdir()} == names
+
+
+def test_a_part_that_was_moved_just_before_a_kill_is_written_again(tmp_path, small):
+    leaves = write_tiny_hf(tmp_path / "a")
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt(patch, 12, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            convert(str(tmp_path / "a"), tmp_path / "b")
+    scratch = next(tmp_path.glob(".b.scratch-*"))
+    part = next(path for path in (scratch / ".parts").iterdir() if not path.name.endswith(".unfinished"))
+    for inner in part.iterdir():
+        shutil.rmtree(inner)
+    convert(str(tmp_path / "a"), tmp_path / "b")
+    for path, leaf in open_written(tmp_path / "b").leaves.items():
+        assert leaf.read().tobytes() == leaves[path].tobytes()
+
+
+def test_arrays_that_a_kill_left_half_written_are_no_checkpoint(tmp_path, small, monkeypatch):
+    """Whatever Orbax has put together counts only once the disk has it."""
+    write_tiny_hf(tmp_path / "a")
+    with pytest.MonkeyPatch.context() as patch:
+
+        def killed(folder):
+            if "params" in folder.name:
+                raise KeyboardInterrupt
+
+        patch.setattr(orbax_write, "sync_tree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            convert(str(tmp_path / "a"), tmp_path / "b")
+    scratch = next(tmp_path.glob(".b.scratch-*"))
+    assert not (scratch / "params").exists()
+    convert(str(tmp_path / "a"), tmp_path / "b")
+    assert {path.name for path in (tmp_path / "b").iterdir()} == {"jserve.json", "params", "tokenizer.json"}

@@ -49,7 +49,7 @@ class Source(Protocol):
     """The least that can be read: a compressed piece is unpacked as a whole."""
 
     def held(self) -> AbstractContextManager[None]:
-        """While the context lasts, pieces stay in memory once they are read."""
+        """While the context lasts, pieces stay in memory once they are read. One inside of another changes nothing."""
         ...
 
 
@@ -63,11 +63,6 @@ class LazyArray:
     """Gives the values of a region, in ``dtype``. May raise CheckpointError, where the file turns out to be damaged."""
     source: Source | None = None
     """The same for all views of one stored array. None where any region can be read by itself."""
-
-    @classmethod
-    def whole(cls, shape: Sequence[int], dtype: np.dtype, read: Callable[[], np.ndarray]) -> LazyArray:
-        """An array that can only be read as a whole: a region of it costs all of it."""
-        return cls(shape=tuple(shape), dtype=dtype, read_region=lambda region: read()[region])
 
     @classmethod
     def of(cls, array: Any) -> LazyArray:

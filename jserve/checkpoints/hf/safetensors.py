@@ -18,6 +18,7 @@ import ml_dtypes
 import msgspec
 import numpy as np
 
+from jserve.checkpoints.arrays.hold import Holder, by_source
 from jserve.checkpoints.arrays.lazy import LazyArray, Region
 from jserve.errors import CheckpointError
 from jserve.progress import Progress
@@ -209,7 +210,7 @@ def _read_into(fd: int, out: np.ndarray, at: int) -> None:
 
 
 def write_tensor_file(path: Path, tensors: Mapping[str, LazyArray], *, progress: Progress) -> None:
-    """Write ``tensors`` to the new file ``path``, reading a piece of one at a time.
+    """Write ``tensors`` to the new file ``path``, reading a piece of one at a time, and each stored array once.
 
     The bytes are those that the safetensors package writes for the same tensors with the metadata
     ``{"format": "pt"}``, which its readers in transformers ask for. Raises OSError.
@@ -217,17 +218,21 @@ def write_tensor_file(path: Path, tensors: Mapping[str, LazyArray], *, progress:
     order = {dtype: place for place, dtype in enumerate(_NAMES)}
     names = sorted(tensors, key=lambda name: (order[tensors[name].dtype], name))
     header: dict[str, object] = {_METADATA: {"format": "pt"}}
+    starts: dict[str, int] = {}
     end = 0
     for name in names:
         tensor = tensors[name]
         offsets = (end, end + tensor.nbytes)
         header[name] = _Entry(dtype=_NAMES[tensor.dtype], shape=tensor.shape, data_offsets=offsets)
+        starts[name] = end
         end += tensor.nbytes
     text = msgspec.json.encode(header)
     text += b" " * (-len(text) % _ALIGNMENT)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name in names:
+    with path.open("wb") as file, Holder() as holder:
+        begin = file.write(len(text).to_bytes(8, "little") + text)
+        for name in by_source(names, tensors.__getitem__):
+            holder.turn_to(tensors[name])
+            file.seek(begin + starts[name])
             for piece in tensors[name].pieces(_PIECE_BYTES):
                 file.write(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
                 progress.advance(piece.nbytes)

@@ -106,6 +106,7 @@ def saved_facts(saved: Saved, num_layers: int | None = None) -> dict[str, Any]:
         "config_path": None if config is None else str(config),
         "stacked_axes": stacked_axes(params, num_layers),
         "names": resembles(params),
+        "absent": [".".join(path) for path in saved.absent],
     }
 
 

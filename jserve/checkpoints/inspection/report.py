@@ -146,6 +146,8 @@ class InspectReport:
     parameters: int
     nbytes: int
     """Of the parameters, as they are stored."""
+    absent: list[str] = field(default_factory=list)
+    """Arrays of which pieces are not stored and read as their fill value: left out by the writer, or lost."""
     other_nbytes: int = 0
     """Of all else: with these it is the size of everything that was saved."""
     arrays: list[ArrayReport]
@@ -221,6 +223,8 @@ class InspectReport:
         if self.stacked_axes:
             words += f", layers stacked on axis {' or '.join(map(str, self.stacked_axes))}"
         rows.append(("parameters", words))
+        if self.absent:
+            rows.append(("not stored", f"pieces of {_some(self.absent)}: left out as equal to the fill value, or lost"))
         if others := [array for array in self.arrays if not array.parameter]:
             heads = list(dict.fromkeys(_head(array.name) for array in others))
             total = _mb(self.nbytes + self.other_nbytes)

@@ -48,6 +48,7 @@ class StoredArray:
     def __init__(self, spec: Mapping[str, Any], array: Any, *, where: str, name: str) -> None:
         self._spec = spec
         self._array = array
+        self._is_held = False
         self._where, self._name = where, name
         self._dtype = np.dtype(array.dtype.numpy_dtype)
         size = math.prod(array.shape) * self._dtype.itemsize
@@ -64,12 +65,17 @@ class StoredArray:
 
     @contextmanager
     def held(self) -> Iterator[None]:
+        if self._is_held:
+            yield
+            return
         before = self._array
         context = ts.Context({**CONTEXT, "cache_pool": {"total_bytes_limit": 2 * self.nbytes}})
         self._array = self._await(ts.open(dict(self._spec), open=True, read=True, context=context))
+        self._is_held = True
         try:
             yield
         finally:
+            self._is_held = False
             self._array = before  # what was held goes with the other
 
     def _read(self, region: Region) -> np.ndarray:

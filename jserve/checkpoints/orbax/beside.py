@@ -11,23 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from jserve.checkpoints.arrays.key_map import KeyMap
 from jserve.checkpoints.hf.families import hf_model
 from jserve.checkpoints.hf.files import CONFIG_NAME, read_json
 from jserve.checkpoints.hf.generation import GENERATION_NAME, named_ends, read_sampling
-from jserve.checkpoints.manifest import MANIFEST_NAME
+from jserve.checkpoints.manifest import MANIFEST_NAME, Manifest, check_ids, parse_manifest
 from jserve.checkpoints.orbax.layout import ITEMS
 from jserve.checkpoints.orbax.steps import is_step_name
 from jserve.checkpoints.sources.names import resolve_member
 from jserve.errors import CheckpointError
 from jserve.models.config import ModelConfig
-from jserve.models.registry import family
 from jserve.text.from_hf import HfText, has_tokenizer, read_hf_tokenizer
+from jserve.text.tokenizer import Tokenizer
 
 __all__ = [
     "Described",
+    "filled_in",
     "find_beside",
     "find_description",
     "places",
@@ -44,21 +43,16 @@ class Described:
 
     family: str
     config: ModelConfig
-    values: Mapping[str, Any]
-    """config.json; empty where jserve.json describes the model."""
-    key_map: KeyMap | None
-    """From Hugging Face's names; None where jserve.json describes the model."""
     path: Path
     """The file that says it."""
+    values: Mapping[str, Any]
+    """config.json; empty where jserve.json describes the model."""
+    key_map: KeyMap | None = None
+    """From Hugging Face's names; None where jserve.json describes the model."""
+    manifest: Manifest | None = None
+    """jserve.json, where that describes the model. Its files are another checkpoint's."""
     is_encoder: bool = False
-    """Whether it makes vectors of texts, as the files of sentence-transformers beside ``path`` say."""
-
-
-class _Manifest(msgspec.Struct):
-    """What of ``jserve.json`` describes the model; its files are another checkpoint's."""
-
-    family: str
-    config: dict[str, Any]
+    """Whether it makes vectors of texts, as the files of sentence-transformers beside ``path`` say, or jserve.json."""
 
 
 def places(folder: Path, arrays: Path) -> list[Path]:
@@ -126,33 +120,76 @@ def read_described(where: Sequence[Path]) -> Described | None:
             is_encoder=found.is_encoder,
             path=path,
         )
-    try:
-        manifest = msgspec.convert(read_json(path.parent, MANIFEST_NAME), _Manifest)
-        config = family(manifest.family).config_type.from_dict(manifest.config)
-    except msgspec.ValidationError as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from None
-    return Described(family=manifest.family, config=config, values={}, key_map=None, path=path)
+    manifest = parse_manifest(path)
+    return Described(
+        family=manifest.family,
+        config=manifest.model_config(path),
+        values={},
+        manifest=manifest,
+        is_encoder=manifest.encoder is not None,
+        path=path,
+    )
 
 
-def read_text(where: Sequence[Path], *, of_encoder: bool = False) -> tuple[HfText, Path] | None:
-    """The nearest tokenizer with what it says about chats, and its folder; None where there is none.
+def read_text(where: Sequence[Path], *, described: Described | None = None) -> tuple[HfText, Path] | None:
+    """The nearest tokenizer with what is said about chats, and its folder; None where there is none.
 
-    Raises as ``read_hf_tokenizer`` does, and SourceError for links out of that folder.
+    What no file beside the tokenizer names (BOS, the ends of a text, the template) is as the jserve.json there says,
+    or the one that ``described`` the model. Raises as ``read_hf_tokenizer`` does, SourceError for links out of that
+    folder, and CheckpointError where jserve.json names ids that the tokenizer does not have.
     """
     place = next((place for place in where if has_tokenizer(place, member=resolve_member)), None)
     if place is None:
         return None
-    return read_hf_tokenizer(place, of_encoder=of_encoder, member=resolve_member), place
+    of_encoder = described is not None and described.is_encoder
+    text = read_hf_tokenizer(place, of_encoder=of_encoder, member=resolve_member)
+    return filled_in(text, place, described), place
+
+
+def filled_in(text: HfText, place: Path, described: Described | None = None) -> HfText:
+    """``text``, read from the folder ``place``, with what jserve.json says beside it (see ``read_text``)."""
+    path = resolve_member(place, MANIFEST_NAME)
+    if path.is_file():
+        manifest = parse_manifest(path)
+    elif described is not None and described.manifest is not None:
+        path, manifest = described.path, described.manifest
+    else:
+        return text
+    tokenizer = text.tokenizer
+    eos_ids = tokenizer.eos_ids or manifest.eos_ids
+    bos_id, add_bos = tokenizer.bos_id, tokenizer.add_bos
+    if bos_id is None:
+        bos_id, add_bos = manifest.bos_id, manifest.add_bos
+    try:
+        check_ids(eos_ids, bos_id, vocab_size=tokenizer.vocab_size)
+        tokenizer = Tokenizer(tokenizer.backend, eos_ids=eos_ids, bos_id=bos_id, add_bos=add_bos)
+    except ValueError as error:
+        raise CheckpointError(
+            f"{path} does not fit the tokenizer in {place}: {error}",
+            fix=f"name the eos_token and the bos_token in {place / 'tokenizer_config.json'}",
+        ) from None
+    return HfText(
+        tokenizer=tokenizer,
+        chat_template=manifest.chat_template if text.chat_template is None else text.chat_template,
+    )
 
 
 def read_ends(where: Sequence[Path], described: Described) -> tuple[int, ...]:
     """Ids that end a text, where there is no tokenizer to ask. Raises as ``named_ends`` does."""
     path = find_beside(where, GENERATION_NAME)
     configured = {} if path is None else {path: read_json(path.parent, GENERATION_NAME) or {}}
-    return named_ends(configured | {described.path: described.values}, vocab_size=described.config.vocab_size)
+    vocab_size = described.config.vocab_size
+    ends = named_ends(configured | {described.path: described.values}, vocab_size=vocab_size)
+    if ends or described.manifest is None:
+        return ends
+    return named_ends({described.path: {"eos_token_id": described.manifest.eos_ids}}, vocab_size=vocab_size)
 
 
 def read_beside_sampling(where: Sequence[Path]) -> dict[str, int | float]:
-    """The nearest defaults for sampling (see ``read_sampling``)."""
-    path = find_beside(where, GENERATION_NAME)
-    return {} if path is None else read_sampling(path.parent)
+    """The nearest defaults for sampling: of generation_config.json (see ``read_sampling``), else of jserve.json."""
+    for place in where:
+        if (place / GENERATION_NAME).is_file():
+            return read_sampling(place)
+        if (place / MANIFEST_NAME).is_file():
+            return dict(parse_manifest(resolve_member(place, MANIFEST_NAME)).generation)
+    return {}

@@ -16,10 +16,10 @@ from functools import cached_property
 from typing import Any
 
 from jserve.checkpoints.arrays.axes import axis_groups, regrouped
-from jserve.checkpoints.arrays.key_map import Path, raise_all
+from jserve.checkpoints.arrays.key_map import KeyMap, Path, raise_all
 from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.arrays.tree import is_number
-from jserve.checkpoints.orbax.unstack import unstack
+from jserve.checkpoints.orbax.unstack import spelled, unstack
 from jserve.errors import UnsupportedModel
 
 __all__ = ["HfTree", "hf_tensors", "recognise"]
@@ -132,16 +132,33 @@ class HfTree:
     every array that has no place, UnsupportedModel for what is not known of such a tree."""
 
 
-def recognise(tree: Mapping[Path, LazyArray]) -> HfTree | None:
-    """The kind of ``tree``, by names that no other has."""
+def recognise(tree: Mapping[Path, LazyArray], key_map: KeyMap) -> HfTree | None:
+    """The kind of ``tree``, by names that no other has; Hugging Face's, if half of those in ``key_map`` are there."""
     parts = [tuple(part for name in path for part in name.split("/")) for path in tree]
     if ("token_embedder", "embedding") in parts and any(path[0] == "decoder" for path in parts):
         return HfTree(name="MaxText", tensors=_maxtext)
     if any("attn_vec_einsum" in path for path in parts):
         return HfTree(name="google-deepmind/gemma", tensors=_gemma)
-    if any(path[-1] in ("kernel", "embedding", "scale", "weight") for path in parts):
+    if _has_hf_names(tree, key_map):
         return HfTree(name="the names of Hugging Face", tensors=hf_tensors)
     return None
+
+
+def _has_hf_names(tree: Mapping[Path, LazyArray], key_map: KeyMap) -> bool:
+    """Whether ``tree`` has at least half of the names, numbers aside and whatever stands before them there or here."""
+    tensors = key_map.named_anew({".".join(_hf_path(path)): array for path, array in spelled(tree).items()})
+    names = {_unnumbered(name) for name in tensors}
+    known = {_unnumbered(entry.tensor) for entry in key_map.entries}
+    found = [one for one in known if any(f".{one}".endswith(f".{n}") or f".{n}".endswith(f".{one}") for n in names)]
+    return 2 * len(found) >= len(known)
+
+
+def _unnumbered(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in ("{i}", "{e}") and not is_number(part))
+
+
+def _hf_path(path: Path) -> Path:
+    return (*path[:-1], "weight" if path[-1] in ("kernel", "embedding", "scale") else path[-1])
 
 
 def hf_tensors(tree: Mapping[Path, LazyArray], config: Mapping[str, Any], where: str) -> dict[str, LazyArray]:
@@ -157,8 +174,7 @@ def hf_tensors(tree: Mapping[Path, LazyArray], config: Mapping[str, Any], where:
             wrong.append(f"{'.'.join(path)} {list(array.shape)}: a kernel has two axes in Hugging Face's modules")
         elif last == "kernel":
             array = array.transposed((1, 0))
-        name = "weight" if last in ("kernel", "embedding", "scale") else last
-        tensors[".".join((*path[:-1], name))] = array
+        tensors[".".join(_hf_path(path))] = array
     raise_all(f"{where} does not fit the names of Hugging Face:", wrong)
     return tensors
 

@@ -96,8 +96,7 @@ def is_checkpoint(folder: Path) -> bool:
         return (
             bool(names & {MARKER, CHECKPOINT_METADATA, METADATA_NAME, LEVANTER, *MSGPACK})
             or any(TEMPORARY in name or step_prefix(name) is not None for name in names)
-            or any((folder / item / METADATA_NAME).exists() for item in ITEMS)
-            or any(_is_array(folder / name) for name in names)
+            or any(_is_array(folder / name) or _is_item(folder / name) for name in names)
         )
     except OSError:
         return False
@@ -124,12 +123,13 @@ def _find(folder: Path) -> list[Layout]:
         raise SourceError(f"{folder} is unfinished: {why}", fix="give an older step, or the folder of all steps")
     finished, unfinished = find_steps(folder)
     usual = [step for step in finished if is_step_name(step.name)]
-    if usual and not _is_tree(folder) and any(_read_steps(folder, usual)):
+    read: tuple[list[Layout], list[CheckpointError]] | None = None
+    if usual and not _is_tree(folder) and any(read := _read_steps(folder, usual)):
         _refuse_rivals(folder, usual)  # other arrays beside steps, such as a copy of the best one, are passed over
     elif (layout := _one(folder, folder)) is not None:
         return [layout]
-    for steps in (usual, [step for step in finished if step not in usual]):
-        layouts, damaged = _read_steps(folder, steps)
+    for steps in (usual, [step for step in finished if not is_step_name(step.name)]):
+        layouts, damaged = read if steps is usual and read is not None else _read_steps(folder, steps)
         if layouts:
             names = tuple(layout.step or "" for layout in layouts)
             prefix = one_prefix(folder, names)
@@ -153,7 +153,8 @@ def _is_tree(folder: Path) -> bool:
 
 def _refuse_rivals(folder: Path, steps: Sequence[Path]) -> None:
     """Raise SourceError where the parameters of ``folder`` may be those of a step, or those beside the steps."""
-    items = [name for name in ITEMS if name in _items(folder)]
+    there = _items(folder)
+    items = [name for name in ITEMS if name in there]
     if items:
         raise SourceError(
             f"{folder} holds the steps {', '.join(step.name for step in steps[:3])}, and beside them "
@@ -182,16 +183,16 @@ def _one(given: Path, folder: Path) -> Layout | None:
     if folder.is_file():
         return _msgpack(given, folder)
     if folder.is_symlink() and folder != given:
-        resolve_member(given, folder.name)
+        resolve_member(given, folder.name, may_be_folder=True)
     marker = (folder / MARKER).exists()
     described = _described(folder)
     writer = "Orbax checkpoint (v1 API)" if marker else "Orbax checkpoint"
     custom = described.custom_metadata if isinstance(described.custom_metadata, dict) else {}
+    named = described.item_handlers if isinstance(described.item_handlers, dict) else {}
     if (folder / METADATA_NAME).exists():
         return Layout(folder=given, kind="orbax", arrays=folder, writer=writer, custom=custom)
     items = _items(folder)
     if items:
-        named = described.item_handlers if isinstance(described.item_handlers, dict) else {}
         item = next((name for name in ITEMS if name in items), items[0] if len(items) == 1 else None)
         if item is None:
             raise SourceError(
@@ -208,7 +209,7 @@ def _one(given: Path, folder: Path) -> Layout | None:
             items=tuple(sorted({*items, *named})),
             custom=custom,
         )
-    missing = [name for name in ITEMS if name in (described.item_handlers or ())]
+    missing = [name for name in ITEMS if name in named]
     if marker or missing:
         raise CheckpointError(f"{folder} is damaged: it has no arrays; its items are {', '.join(missing) or 'missing'}")
     return _without_metadata(given, folder)
@@ -234,14 +235,18 @@ def _items(folder: Path) -> list[str]:
     """Folders of arrays right inside ``folder``."""
     found = []
     for child in sorted(folder.iterdir()):
-        if not child.is_dir() or TEMPORARY in child.name or _is_array(child):
-            continue
-        if (child / METADATA_NAME).exists() or (
-            child.name in ITEMS and any(_is_array(inner) for inner in child.iterdir())
-        ):
-            resolve_member(folder, child.name)
+        if _is_item(child):
+            resolve_member(folder, child.name, may_be_folder=True)
             found.append(child.name)
     return [name for name in found if step_prefix(name) is None]
+
+
+def _is_item(child: Path) -> bool:
+    """Whether ``child`` is a folder of arrays; one without metadata only by its name."""
+    if not child.is_dir() or TEMPORARY in child.name or _is_array(child):
+        return False
+    named = child.name in ITEMS
+    return (child / METADATA_NAME).exists() or (named and any(_is_array(inner) for inner in child.iterdir()))
 
 
 def _is_array(folder: Path) -> bool:

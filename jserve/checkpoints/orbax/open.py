@@ -40,15 +40,22 @@ _OWN_MODULE = "serve it with a module of your own: jserve serve package.module:C
 
 
 def open_orbax(
-    folder: FilePath, *, source: str, base: Kvstore | None = None, progress: Progress = SILENT
+    folder: FilePath,
+    *,
+    source: str,
+    base: Kvstore | None = None,
+    step: str | None = None,
+    progress: Progress = SILENT,
 ) -> Checkpoint:
-    """Open ``folder``; no values are read. ``base`` is where the arrays are, if ``folder`` is a copy without them.
+    """Open ``folder``; no values are read. ``base`` is where the arrays are, if ``folder`` is a copy without them;
+    ``step`` is the one to take (None: the newest).
 
     Read are trees of jserve's own modules, and of those that ``known_trees`` knows. Raises as ``open_saved`` does;
     CheckpointError that lists every parameter missing or of another shape and every array left over; UnsupportedModel
     for what is not built.
     """
-    return orbax_checkpoint(open_saved(folder, base=base, progress=progress), source=source, progress=progress)
+    saved = open_saved(folder, base=base, step=step, progress=progress)
+    return orbax_checkpoint(saved, source=source, progress=progress)
 
 
 def orbax_checkpoint(saved: Saved, *, source: str, progress: Progress = SILENT) -> Checkpoint:
@@ -63,7 +70,7 @@ def orbax_checkpoint(saved: Saved, *, source: str, progress: Progress = SILENT) 
             fix=f"copy the model's {CONFIG_NAME} there, or {_OWN_MODULE}",
         )
     leaves, kind = _leaves(saved, described)
-    found = read_text(where, of_encoder=described.is_encoder)
+    found = read_text(where, described=described)
     text = None if found is None else found[0]
     progress.note(f"settings from {described.path}")
     return Checkpoint(
@@ -93,11 +100,11 @@ def _leaves(saved: Saved, described: Described) -> tuple[Leaves, str]:
         return fitted.leaves, f"a tree of jserve's {described.family}{stacked}"
     peeled = peel(saved.tree)
     params = peeled.params
-    known = recognise(params)
+    known = None if described.key_map is None else recognise(params, described.key_map)
     if known is None or described.key_map is None:
         raise UnsupportedModel(
             f"{where} is no tree that is known: jserve's own {described.family} ({_some(wanted)}), MaxText's, "
-            f"google-deepmind/gemma's, or one with Hugging Face's names; it has {_some(params)}",
+            f"google-deepmind/gemma's, or one with Hugging Face's names of such a model; it has {_some(params)}",
             fix=_OWN_MODULE,
         )
     refuse_adapters(saved.tree, peeled.root, where=where)
@@ -106,6 +113,8 @@ def _leaves(saved: Saved, described: Described) -> tuple[Leaves, str]:
 
 
 def _encoder(described: Described) -> EncoderSettings | None:
+    if described.manifest is not None:
+        return described.manifest.encoder
     if not described.is_encoder:
         return None
     return read_encoder_settings(described.path.parent, described.config)

@@ -43,6 +43,7 @@ KEPT_OUT = frozenset(
 )
 """Parts of a train state that are no parameters."""
 _ADAPTERS = ("adapter", "delta", "lora")
+"""How words of names begin that stand for changes of the parameters."""
 VALUE = "value"
 MAX_WRAPPERS = 3
 
@@ -80,12 +81,18 @@ def peel(tree: Mapping[Path, LazyArray]) -> Peeled:
 def refuse_adapters(tree: Mapping[Path, LazyArray], root: Path, *, where: str) -> None:
     """Raise CheckpointError where what lies beside the parameters at ``root`` would change them, by its name."""
     beside = {path[i] for i in range(len(root)) for path in tree if path[:i] == root[:i] and path[i] != root[i]}
-    found = [name for name in sorted(beside) if any(word in name.lower() for word in _ADAPTERS)]
+    found = [name for name in sorted(beside) if any(word.startswith(_ADAPTERS) for word in _words(name))]
     if found:
         raise CheckpointError(
             f"{where} holds {', '.join(found)} beside the parameters; served without, it is another model",
             fix="merge them into the parameters, and save those",
         )
+
+
+def _words(name: str) -> set[str]:
+    """``LoRA_params`` has lora and params, ``textAdapter`` text and adapter, ``exploration`` itself."""
+    parted = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name)
+    return {word for text in (name, parted) for word in re.findall(r"[a-z0-9]+", text.lower())}
 
 
 def is_random(path: Path) -> bool:

@@ -8,6 +8,7 @@ metadata gives. How the tree was sharded when it was saved is not asked.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -19,6 +20,7 @@ from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.orbax.array import CONTEXT, COPY_FIX, StoredArray, raise_store_failure, reason
 from jserve.checkpoints.orbax.integrity import broken_database, broken_folders
 from jserve.checkpoints.orbax.msgpack import read_msgpack
+from jserve.checkpoints.orbax.peel import KEPT_OUT
 from jserve.checkpoints.sources.names import member_path, resolve_member
 from jserve.errors import CheckpointError
 
@@ -26,11 +28,9 @@ __all__ = [
     "METADATA_NAME",
     "OCDBT_MANIFEST",
     "Kvstore",
-    "TreeMetadata",
-    "file_kvstore",
+    "StoredTree",
     "inner_kvstore",
     "read_folders",
-    "read_metadata",
     "read_tree",
 ]
 
@@ -60,7 +60,7 @@ class _Leaf(msgspec.Struct):
     value_metadata: _Value
 
 
-class TreeMetadata(msgspec.Struct):
+class _TreeMetadata(msgspec.Struct):
     """What ``_METADATA`` says."""
 
     tree_metadata: Mapping[str, _Leaf]
@@ -68,7 +68,7 @@ class TreeMetadata(msgspec.Struct):
     """None in files of an Orbax that did not tell."""
     use_zarr3: bool = False
     store_array_data_equal_to_fill_value: bool = False
-    """Every chunk was written: one that is not there is lost, and not zero."""
+    """Every chunk was written: one that is not there is lost, and not equal to the fill value."""
     custom_metadata: Any = None
 
     def paths(self) -> list[Path]:
@@ -80,14 +80,28 @@ class TreeMetadata(msgspec.Struct):
         ]
 
 
-def file_kvstore(folder: FilePath) -> Kvstore:
+@dataclass(frozen=True, kw_only=True)
+class StoredTree:
+    """A tree of arrays, none of them read yet."""
+
+    arrays: dict[Path, LazyArray]
+    """By their paths."""
+    form: str
+    """How they are stored, in words: "OCDBT, zarr", "zarr3 in a folder each"."""
+    absent: tuple[Path, ...] = ()
+    """Arrays that lack pieces which are read as a fill value: their writer left them out, or they were lost."""
+    custom: Mapping[str, Any] = field(default_factory=dict)
+    """``custom_metadata`` of the tree."""
+
+
+def _file_kvstore(folder: FilePath) -> Kvstore:
     """A folder of this machine."""
     return {"driver": "file", "path": f"{folder.resolve()}/"}  # TensorStore takes no .. in it
 
 
 def inner_kvstore(base: Kvstore, name: str) -> Kvstore:
     """The folder ``name`` (relative, with slashes) in ``base``. Raises SourceError for names that lead out of it."""
-    inner = member_path(name, of=_said(base))
+    inner = member_path(name, of=_said(base), may_be_folder=True)
     return {**base, "path": f"{base.get('path', '')}{inner}/"}
 
 
@@ -97,64 +111,72 @@ def _said(store: Kvstore) -> str:
     return f"{scheme}://{store.get('bucket', '')}/{store.get('path', '')}".removesuffix("/")
 
 
-def read_tree(folder: FilePath, *, base: Kvstore | None = None) -> dict[Path, LazyArray]:
-    """Every array of the tree saved in ``folder``, by its path, not read yet.
+def read_tree(folder: FilePath, *, base: Kvstore | None = None) -> StoredTree:
+    """The tree saved in ``folder``.
 
     ``base`` is where the arrays themselves are, if only the metadata is in ``folder``. Raises CheckpointError where
-    the metadata is missing or damaged, or an array cannot be opened; SourceError for names that lead out of it.
+    the metadata is missing or damaged, an array cannot be opened or files of it are lost; SourceError for names that
+    lead out of it.
     """
-    metadata = read_metadata(folder)
+    metadata = _read_metadata(folder)
     paths = metadata.paths()
     ocdbt = metadata.use_ocdbt
     if ocdbt is None:
         ocdbt = (folder / OCDBT_MANIFEST).exists()
     if ocdbt and not (folder / OCDBT_MANIFEST).exists():
         raise CheckpointError(f"{folder} is damaged: {OCDBT_MANIFEST}, the index of its arrays, is missing")
-    every_piece = metadata.store_array_data_equal_to_fill_value
-    counted_in = None
+    where = str(folder)
+    is_here = base is None
     if base is None:
         _refuse_links(folder, [OCDBT_MANIFEST, "d"] if ocdbt else [".".join(path) for path in paths])
-        base = file_kvstore(folder)
-        where = str(folder)
+        base = _file_kvstore(folder)
         if ocdbt:
             try:
                 broken = broken_database(folder, ts.Context(CONTEXT))
             except (ValueError, OSError):
                 broken = []  # each array says so, when it is opened
             raise_all(f"{folder} is damaged:", broken, fix=COPY_FIX)
-        elif every_piece:
-            counted_in = folder
     else:
         where = _said(base)
-    return _open_arrays(
+    driver = "zarr3" if metadata.use_zarr3 else "zarr"
+    arrays, absent = _open_arrays(
         where,
         {path: ".".join(path) for path in paths},
         {"driver": "ocdbt", "base": dict(base), "cache_pool": "cache_pool#index"} if ocdbt else base,
-        driver="zarr3" if metadata.use_zarr3 else "zarr",
-        missing_is_zero=not every_piece,
-        counted_in=counted_in,
+        driver=driver,
+        every_piece=metadata.store_array_data_equal_to_fill_value,
+        counted_in=folder if is_here and not ocdbt else None,
     )
+    custom = metadata.custom_metadata if isinstance(metadata.custom_metadata, dict) else {}
+    form = f"OCDBT, {driver}" if ocdbt else f"{driver} in a folder each"
+    return StoredTree(arrays=arrays, form=form, absent=absent, custom=custom)
 
 
-def read_folders(folder: FilePath, *, base: Kvstore | None = None) -> dict[Path, LazyArray]:
-    """Every array of a tree without metadata: a folder each, named after its path with dots.
+def read_folders(folder: FilePath, *, base: Kvstore | None = None) -> StoredTree:
+    """A tree without metadata: a folder an array, named after its path with dots.
 
     Old Orbax keeps small arrays in a msgpack file beside them. Raises as ``read_tree`` does.
     """
     inline = folder / "checkpoint"
     arrays = read_msgpack(resolve_member(folder, inline.name)) if inline.is_file() else {}
+    absent: tuple[Path, ...] = ()
+    drivers = []
     for file, driver in ((".zarray", "zarr"), ("zarr.json", "zarr3")):
         names = sorted(child.name for child in folder.iterdir() if (child / file).is_file())
         if base is None:
             _refuse_links(folder, names)
-        arrays |= _open_arrays(
+        opened, lacking = _open_arrays(
             str(folder) if base is None else _said(base),
             {tuple(name.split(".")): name for name in names},
-            base or file_kvstore(folder),
+            base or _file_kvstore(folder),
             driver=driver,
-            missing_is_zero=True,
+            every_piece=False,
+            counted_in=folder if base is None else None,
         )
-    return arrays
+        arrays |= opened
+        absent += lacking
+        drivers += [driver] if opened else []
+    return StoredTree(arrays=arrays, form=f"{' and '.join(drivers)} in a folder each", absent=absent)
 
 
 def _open_arrays(
@@ -163,34 +185,51 @@ def _open_arrays(
     store: Kvstore,
     *,
     driver: str,
-    missing_is_zero: bool,
-    counted_in: FilePath | None = None,
-) -> dict[Path, LazyArray]:
-    """The arrays at ``names`` of ``store``; ``driver`` is TensorStore's name of their format, ``where`` stands in
-    errors. ``counted_in``: a folder that all of their files must be in. Raises CheckpointError that lists all that
-    cannot be opened, SourceError where the store cannot be asked."""
+    every_piece: bool,
+    counted_in: FilePath | None,
+) -> tuple[dict[Path, LazyArray], tuple[Path, ...]]:
+    """The arrays at ``names`` of ``store``, and those of them that lack pieces which are read as the fill value.
+
+    ``driver`` is TensorStore's name of their format, ``where`` stands in errors. ``every_piece``: the writer says that
+    it wrote all of them. ``counted_in``: a folder of this machine that their files are in. Raises CheckpointError that
+    lists all that cannot be opened or have lost files, SourceError where the store cannot be asked.
+    """
     in_database = store["driver"] == "ocdbt"  # names are its keys then, and no paths
     specs = {
         path: {
             "driver": driver,
             "kvstore": {**store, "path": f"{name}/"} if in_database else inner_kvstore(store, name),
-            "fill_missing_data_reads": missing_is_zero,
+            "fill_missing_data_reads": False,
         }
         for path, name in names.items()
     }
     # All at once: an object store answers each after a while.
     context = ts.Context(CONTEXT)
-    futures = {path: ts.open(spec, open=True, read=True, context=context) for path, spec in specs.items()}
-    opened: dict[Path, Any] = {}
-    arrays: dict[Path, LazyArray] = {}
     wrong: dict[str, list[str]] = {}
-    for path, future in futures.items():
+
+    def results(futures: Mapping[Path, Any]) -> dict[Path, Any]:
+        found = {}
+        for path, future in futures.items():
+            try:
+                found[path] = future.result()
+            except (ValueError, OSError, TypeError) as error:
+                raise_store_failure(where, error)
+                wrong.setdefault(reason(error), []).append(".".join(path))
+        return found
+
+    opened = results({path: ts.open(spec, open=True, read=True, context=context) for path, spec in specs.items()})
+    # Without a fill value TensorStore writes every piece; with one it left out those that are equal to it, unless told.
+    sparse = {path: array for path, array in opened.items() if not every_piece and array.fill_value is not None}
+    stored = results({path: array.storage_statistics(query_fully_stored=True) for path, array in sparse.items()})
+    absent = tuple(path for path, statistics in stored.items() if not statistics.fully_stored)
+    for path in absent:
+        specs[path]["fill_missing_data_reads"] = True
+    opened |= results({path: ts.open(specs[path], open=True, read=True, context=context) for path in absent})
+    arrays: dict[Path, LazyArray] = {}
+    for path, array in opened.items():
         try:
-            opened[path] = future.result()
-            stored = StoredArray(specs[path], opened[path], where=where, name=".".join(path))
-            arrays[path] = stored.lazy()
-        except (ValueError, OSError, TypeError) as error:
-            raise_store_failure(where, error)
+            arrays[path] = StoredArray(specs[path], array, where=where, name=".".join(path)).lazy()
+        except TypeError as error:
             wrong.setdefault(reason(error), []).append(".".join(path))
     raise_all(
         f"{where} is damaged; arrays that cannot be opened:",
@@ -201,18 +240,20 @@ def _open_arrays(
         fix=COPY_FIX,
     )
     if counted_in is not None:
-        lost = broken_folders(counted_in, {names[path]: array for path, array in opened.items()})
+        # TensorStore of before 2022 left out zeros without a word: an optimizer's, which nobody reads, may lack them.
+        counted = {p: a for p, a in opened.items() if every_piece or (p not in sparse and not KEPT_OUT.intersection(p))}
+        lost = broken_folders(counted_in, {names[path]: array for path, array in counted.items()})
         raise_all(f"{where} is damaged:", lost, fix=COPY_FIX)
-    return arrays
+    return arrays, absent
 
 
-def read_metadata(folder: FilePath) -> TreeMetadata:
+def _read_metadata(folder: FilePath) -> _TreeMetadata:
     """``_METADATA`` of ``folder``. Raises CheckpointError where it is missing or damaged."""
     path = resolve_member(folder, METADATA_NAME)
     try:
         if path.stat().st_size > _MAX_METADATA_BYTES:
             raise CheckpointError(f"{path} is larger than {_MAX_METADATA_BYTES} bytes; it is not Orbax's metadata")
-        metadata = msgspec.json.decode(path.read_bytes(), type=TreeMetadata)
+        metadata = msgspec.json.decode(path.read_bytes(), type=_TreeMetadata)
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
     except (msgspec.DecodeError, RecursionError) as error:
@@ -229,6 +270,6 @@ def read_metadata(folder: FilePath) -> TreeMetadata:
 
 
 def _refuse_links(folder: FilePath, names: Iterable[str]) -> None:
-    """Files of arrays may not be links out of ``folder``, nor names lead out of it."""
+    """Files and folders of arrays may not be links out of ``folder``, nor names lead out of it."""
     for name in names:
-        resolve_member(folder, name)
+        resolve_member(folder, name, may_be_folder=True)

@@ -11,7 +11,8 @@ from jserve.checkpoints.arrays.key_map import Path
 from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.orbax.layout import Layout, find_layouts
 from jserve.checkpoints.orbax.msgpack import read_msgpack
-from jserve.checkpoints.orbax.read import Kvstore, inner_kvstore, read_folders, read_metadata, read_tree
+from jserve.checkpoints.orbax.peel import KEPT_OUT
+from jserve.checkpoints.orbax.read import Kvstore, inner_kvstore, read_folders, read_tree
 from jserve.errors import CheckpointError, SourceError
 from jserve.progress import SILENT, Progress
 
@@ -29,26 +30,28 @@ class Saved:
     """Everything that was saved, by its path."""
     custom: Mapping[str, Any]
     """``custom_metadata`` of the tree and of the step."""
+    absent: tuple[Path, ...] = ()
+    """Arrays that lack pieces which are read as a fill value (see ``StoredTree``)."""
 
     @property
     def words(self) -> str:
         return f"{self.layout.words} ({self.form})"
 
-    @property
-    def nbytes(self) -> int:
-        """Of everything, the optimizer's state included."""
-        return sum(array.nbytes for array in self.tree.values())
 
-
-def open_saved(folder: FilePath, *, base: Kvstore | None = None, progress: Progress = SILENT) -> Saved:
-    """Open what ``folder`` (or a msgpack file) holds: of several steps the newest that is finished and readable.
+def open_saved(
+    folder: FilePath, *, base: Kvstore | None = None, step: str | None = None, progress: Progress = SILENT
+) -> Saved:
+    """Open what ``folder`` (or a msgpack file) holds: of several steps the newest that is finished and readable, or
+    ``step``, where that is given.
 
     ``base`` is where the arrays are, if ``folder`` is a copy of a remote one without them. ``progress`` is told of
     steps that are passed over. Raises SourceError, UnsupportedModel and CheckpointError as ``find_layouts`` and
     ``read_tree`` do; where no step can be read, with the reason of each.
     """
     failed: list[CheckpointError] = []
-    layouts = find_layouts(folder)
+    layouts = [layout for layout in find_layouts(folder) if step in (None, layout.step)]
+    if not layouts:
+        raise SourceError(f"step {step} of {folder} is gone", fix="run the command again")
     for layout in layouts:
         try:
             saved = _open(layout, base)
@@ -58,12 +61,18 @@ def open_saved(folder: FilePath, *, base: Kvstore | None = None, progress: Progr
                 raise
             failed.append(error)
             continue
-        for step in layout.unfinished:
-            progress.note(f"{folder}: step {step.name} is passed over, it is unfinished: {step.why}")
+        for other in layout.unfinished:
+            progress.note(f"{folder}: step {other.name} is passed over, it is unfinished: {other.why}")
         damaged = (*layout.damaged, *(failure.message for failure in failed))
         for damage in damaged:
             progress.note(f"a step is passed over: {damage}")
         progress.note(f"{folder}: {saved.words}")
+        if lacking := [".".join(path) for path in saved.absent if not KEPT_OUT.intersection(path)]:
+            progress.note(
+                f"{folder}: pieces of {', '.join(lacking[:5])}"
+                + (f" and {len(lacking) - 5} more" if len(lacking) > 5 else "")
+                + " are not stored and are read as the fill value: their writer left them out, or they were lost"
+            )
         return replace(saved, layout=replace(layout, damaged=damaged))
     reasons = [*layouts[0].damaged, *(failure.message for failure in failed)]
     if len(reasons) == 1:
@@ -72,25 +81,19 @@ def open_saved(folder: FilePath, *, base: Kvstore | None = None, progress: Progr
 
 
 def _open(layout: Layout, base: Kvstore | None) -> Saved:
-    custom = dict(layout.custom)
     if layout.kind == "msgpack":
-        return Saved(layout=layout, form="msgpack", tree=_checked(layout, read_msgpack(layout.arrays)), custom=custom)
+        tree = _checked(layout, read_msgpack(layout.arrays))
+        return Saved(layout=layout, form="msgpack", tree=tree, custom=layout.custom)
     if base is not None:
         inside = layout.arrays.relative_to(layout.folder).as_posix()
         base = base if inside == "." else inner_kvstore(base, inside)
-    if layout.kind == "zarr":
-        tree = read_folders(layout.arrays, base=base)
-        return Saved(layout=layout, form="zarr in a folder each", tree=_checked(layout, tree), custom=custom)
-    metadata = read_metadata(layout.arrays)
-    tree = read_tree(layout.arrays, base=base)
-    zarr = "zarr3" if metadata.use_zarr3 else "zarr"
-    if isinstance(metadata.custom_metadata, dict):
-        custom |= metadata.custom_metadata
+    stored = (read_folders if layout.kind == "zarr" else read_tree)(layout.arrays, base=base)
     return Saved(
         layout=layout,
-        form=f"{zarr} in a folder each" if metadata.use_ocdbt is False else f"OCDBT, {zarr}",
-        tree=_checked(layout, tree),
-        custom=custom,
+        form=stored.form,
+        tree=_checked(layout, stored.arrays),
+        custom={**layout.custom, **stored.custom},
+        absent=stored.absent,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,11 +77,13 @@ def find_steps(folder: Path) -> tuple[list[Path], tuple[Unfinished, ...]]:
     """Finished steps, newest first, and those that are not."""
     numbered: dict[Path, int] = {}
     unfinished = []
-    for child in sorted(folder.iterdir()):
+    children = sorted(folder.iterdir())
+    committed = _committed(children)
+    for child in children:
         number = step_number(final_name(child.name))
         if number is None or not (child.is_dir() or child.name.startswith("checkpoint_")):
             continue
-        why = why_unfinished(child)
+        why = _why(child, committed)
         if why is None:
             numbered[child] = number
         else:
@@ -95,12 +97,25 @@ def final_name(name: str) -> str:
 
 
 def why_unfinished(folder: Path) -> str | None:
+    """Why the step ``folder`` is unfinished; None for one that is finished, and for what is no step."""
+    asks = TEMPORARY not in folder.name and step_prefix(folder.name) is not None and folder.is_dir()
+    return _why(folder, _committed(folder.parent.iterdir()) if asks else {})
+
+
+def _committed(children: Iterable[Path]) -> dict[str, set[Path]]:
+    """The steps of one folder that have the file of finished ones, by what stands before their numbers."""
+    committed: dict[str, set[Path]] = {}
+    for child in children:
+        prefix = step_prefix(child.name)
+        if prefix is not None and (child / COMMITTED).exists():
+            committed.setdefault(prefix, set()).add(child)
+    return committed
+
+
+def _why(folder: Path, committed: Mapping[str, set[Path]]) -> str | None:
     if TEMPORARY in folder.name:
         return f"its name has {TEMPORARY} in it, which Orbax takes away when all is written"
-    prefix = step_prefix(folder.name)
-    if prefix is None or not folder.is_dir() or (folder / COMMITTED).exists():
-        return None
-    siblings = (child for child in folder.parent.iterdir() if step_prefix(child.name) == prefix and child != folder)
-    if any((sibling / COMMITTED).exists() for sibling in siblings):
+    marked = committed.get(step_prefix(folder.name) or "", set())
+    if marked and folder not in marked and step_prefix(folder.name) is not None and folder.is_dir():
         return f"it has no {COMMITTED}, and other steps beside it have"
     return None

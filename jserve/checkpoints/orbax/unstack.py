@@ -10,7 +10,7 @@ from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.arrays.tree import is_number
 from jserve.errors import CheckpointError
 
-__all__ = ["stacked_axes", "unstack"]
+__all__ = ["spelled", "stacked_axes", "unstack"]
 
 _CONTAINERS = frozenset({"block", "blocks", "h", "layer", "layers"})
 _NUMBERED = re.compile(rf"({'|'.join(sorted(_CONTAINERS))})_([0-9]{{1,9}})")
@@ -25,13 +25,13 @@ def unstack(
     Where axes 0 and 1 both have, ``default_axis`` is taken. Raises CheckpointError where there is none, or no axis fits
     all; ``where`` names the files.
     """
-    spelled = {_spelled(path): array for path, array in tree.items()}
-    stacks = {path: at for path in spelled if (at := _stacked_at(path)) is not None}
+    layers = spelled(tree)
+    stacks = {path: at for path in layers if (at := _stacked_at(path)) is not None}
     if not stacks or num_layers is None:
-        return spelled
-    axis = _axis([spelled[path] for path in stacks], num_layers, where, default_axis)
+        return layers
+    axis = _axis([layers[path] for path in stacks], num_layers, where, default_axis)
     taken: dict[Path, LazyArray] = {}
-    for path, array in spelled.items():
+    for path, array in layers.items():
         at = stacks.get(path)
         if at is None:
             taken[path] = array
@@ -39,6 +39,11 @@ def unstack(
         for i in range(num_layers):
             taken[(*path[:at], str(i), *path[at:])] = array.at(axis, i)
     return taken
+
+
+def spelled(tree: Mapping[Path, LazyArray]) -> dict[Path, LazyArray]:
+    """``tree`` with ``layers_7`` spelled ``layers/7``."""
+    return {_spelled(path): array for path, array in tree.items()}
 
 
 def stacked_axes(tree: Mapping[Path, LazyArray], num_layers: int | None = None) -> list[int]:

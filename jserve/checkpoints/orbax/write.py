@@ -13,6 +13,7 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import type_handlers
 
+from jserve.checkpoints.arrays.hold import Holder, by_source
 from jserve.checkpoints.arrays.key_map import Leaves
 from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.arrays.tree import nest
@@ -29,7 +31,7 @@ from jserve.progress import Progress
 __all__ = ["write_arrays"]
 
 _BATCH_BYTES = 256 << 20
-"""Host memory that a write holds, beside one leaf. Each batch becomes a file or two."""
+"""Host memory that a write holds, beside one leaf and one stored array. Each batch becomes a file or two."""
 _PROCESS_FOLDER = "ocdbt.process_"
 """How Orbax names the share of each process; its merge looks for these."""
 _CHUNK_BYTES = 64 << 20
@@ -40,11 +42,17 @@ def write_arrays(path: Path, leaves: Leaves, *, parts: Path, progress: Progress)
     """Write ``leaves`` as a new Orbax checkpoint at ``path``, reading each only when its turn comes.
 
     Batches are finished one by one in the folder ``parts``, on the same disk. Those that an earlier call with the
-    same ``leaves`` finished there, before it was killed, are taken as they are. Raises OSError for what the operating
-    system refuses, such as a full disk.
+    same ``leaves`` finished there, before it was killed, are taken as they are, and so is ``path`` itself: it is there
+    only when all of it is on the disk. Raises OSError for what the operating system refuses, such as a full disk.
     """
+    if path.is_dir():
+        progress.advance(sum(leaf.nbytes for leaf in leaves.values()))
+        shutil.rmtree(parts, ignore_errors=True)
+        return
     tree = nest(leaves)
     parts.mkdir(exist_ok=True)
+    scratch = _unfinished(path)
+    shutil.rmtree(scratch, ignore_errors=True)
     handler = ocp.PyTreeCheckpointHandler(
         use_ocdbt=True,
         use_compression=False,
@@ -54,8 +62,14 @@ def write_arrays(path: Path, leaves: Leaves, *, parts: Path, progress: Progress)
     )
     save_args = jax.tree.map(lambda leaf: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES), tree)
     with _os_errors(path), ocp.Checkpointer(handler) as checkpointer:
-        checkpointer.save(path.absolute(), args=ocp.args.PyTreeSave(tree, save_args=save_args))
+        checkpointer.save(scratch.absolute(), args=ocp.args.PyTreeSave(tree, save_args=save_args))
+    sync_tree(scratch)
+    scratch.rename(path)
     parts.rmdir()
+
+
+def _unfinished(path: Path) -> Path:
+    return path.with_name(f"{path.name}.unfinished")
 
 
 @contextmanager
@@ -97,15 +111,8 @@ class _LazyHandler(type_handlers.NumpyHandler):
         args: Sequence[ocp.SaveArgs] | None = None,
     ) -> Sequence[ocp.future.Future]:
         items = list(zip(values, infos, args or [ocp.SaveArgs()] * len(values), strict=True))
-        folders = []
-        for number, batch in enumerate(_batches(items)):
-            names = [(info.name, lazy.shape, lazy.dtype.str) for lazy, info, _ in batch]
-            part = self._parts / f"{number}-{hashlib.sha256(repr(names).encode()).hexdigest()[:16]}"
-            if part.is_dir():
-                self._progress.advance(sum(lazy.nbytes for lazy, _, _ in batch))
-            else:
-                await self._write(batch, part, str(number))
-            folders.append(part / f"{_PROCESS_FOLDER}{number}")
+        with Holder() as holder:
+            folders = await self._finish(by_source(items, itemgetter(0)), holder)
         for info in infos:
             await info.await_path_creation()
         for folder in folders:
@@ -113,13 +120,28 @@ class _LazyHandler(type_handlers.NumpyHandler):
             folder.parent.rmdir()
         return []
 
-    async def _write(self, batch: Sequence[_Item], part: Path, process: str) -> None:
+    async def _finish(self, items: Sequence[_Item], holder: Holder) -> list[Path]:
+        """The databases of all batches, those that are not there made."""
+        folders = []
+        for number, batch in enumerate(_batches(items)):
+            names = [(info.name, lazy.shape, lazy.dtype.str) for lazy, info, _ in batch]
+            part = self._parts / f"{number}-{hashlib.sha256(repr(names).encode()).hexdigest()[:16]}"
+            folder = part / f"{_PROCESS_FOLDER}{number}"
+            if folder.is_dir():  # the part may be there without it, if it was moved just before a kill
+                self._progress.advance(sum(lazy.nbytes for lazy, _, _ in batch))
+            else:
+                await self._write(batch, part, str(number), holder)
+            folders.append(folder)
+        return folders
+
+    async def _write(self, batch: Sequence[_Item], part: Path, process: str, holder: Holder) -> None:
         """Make the folder ``part``, which is there only when all of it is on the disk."""
-        scratch = part.with_name(f"{part.name}.unfinished")
+        scratch = _unfinished(part)
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir()
         arrays = []
         for lazy, _, _ in batch:
+            holder.turn_to(lazy)
             arrays.append(lazy.read())
             self._progress.advance(lazy.nbytes)
         infos = [info.replace(parent_dir=scratch, path=scratch / info.name) for _, info, _ in batch]

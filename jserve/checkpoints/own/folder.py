@@ -15,7 +15,8 @@ import tokenizers
 from jserve.checkpoints.arrays.key_map import Path as LeafPath
 from jserve.checkpoints.arrays.place import compare, place
 from jserve.checkpoints.arrays.tree import flatten
-from jserve.checkpoints.orbax.beside import places, read_text
+from jserve.checkpoints.manifest import TOKENIZER_NAME
+from jserve.checkpoints.orbax.beside import filled_in, places, read_text
 from jserve.checkpoints.orbax.fit import Fitted, fit_tree
 from jserve.checkpoints.orbax.saved import Saved, open_saved
 from jserve.checkpoints.sources.names import resolve_member
@@ -128,7 +129,8 @@ def read_own_text(
         return read_text(where) or (None, None)
     path = Path(tokenizer).expanduser()
     if path.is_file() and is_vocabulary(path.name):
-        return read_hf_tokenizer(path.parent, vocabulary=path.name, member=resolve_member), path
+        text = read_hf_tokenizer(path.parent, vocabulary=path.name, member=resolve_member)
+        return filled_in(text, path.parent) if path.name == TOKENIZER_NAME else text, path
     found = read_text([path]) if path.is_dir() else None
     if found is not None:
         return found

@@ -43,6 +43,8 @@ class LocalFolder:
     """Where the arrays are, if the folder is a copy of one in an object store and they are not in it."""
     words: InWords | None = None
     """Of a copy of one in an object store: what its files are called there."""
+    step: str | None = None
+    """Of what a trainer saved: the step that is meant, however many are saved after it. None: the newest."""
 
 
 def local(path: Path) -> LocalFile | LocalFolder:

@@ -41,13 +41,15 @@ def member_path(name: str, *, of: str, may_be_folder: bool = False) -> PurePosix
     return PurePosixPath(*parts)
 
 
-def resolve_member(folder: Path, name: str) -> Path:
+def resolve_member(folder: Path, name: str, *, may_be_folder: bool = False) -> Path:
     """The file ``name`` of a checkpoint's ``folder``; it need not exist. Links may not lead out of the folder.
+
+    ``may_be_folder``: see ``member_path``.
 
     Files in the Hub's cache (``models--org--name/snapshots/<revision>/...``) are links to ``blobs`` of the repository,
     or through it to those that all repositories share; such links work.
     """
-    path = folder.joinpath(member_path(name, of=str(folder)))
+    path = folder.joinpath(member_path(name, of=str(folder), may_be_folder=may_be_folder))
     try:
         real, home = path.resolve(), folder.resolve()
     except (RuntimeError, OSError):  # Python's words of a loop have changed

@@ -27,7 +27,7 @@ MOE = dataclasses.replace(LLAMA, experts=ExpertsConfig(count=3, per_token=2, nor
 
 
 def lazy(values):
-    return LazyArray.whole(values.shape, values.dtype, lambda: values)
+    return LazyArray.of(values)
 
 
 def random_leaves(name, config):

@@ -12,7 +12,7 @@ RNG = np.random.default_rng(0)
 
 def tensors(**arrays):
     made = {name.replace("__", "."): RNG.standard_normal(shape).astype(np.float32) for name, shape in arrays.items()}
-    return made, {name: LazyArray.whole(a.shape, a.dtype, lambda a=a: a) for name, a in made.items()}
+    return made, {name: LazyArray.of(a) for name, a in made.items()}
 
 
 def test_axes_are_cut_and_turned_as_the_entry_says():

@@ -32,7 +32,7 @@ VIEWS = {
     "merged at the end": (lazy(BASE).merged(1, 2), BASE.reshape(6, 40)),
     "plus": (lazy(BASE).plus(-1.0), BASE - 1),
     "stack": (LazyArray.stack([lazy(BASE), lazy(BASE + 1)]), np.stack([BASE, BASE + 1])),
-    "whole": (LazyArray.whole(BASE.shape, BASE.dtype, lambda: BASE), BASE),
+    "in memory": (LazyArray.of(BASE), BASE),
     "paired": (
         lazy(BASE).paired(2),
         np.concatenate([BASE[..., 0::2], BASE[..., 1::2]], axis=-1),

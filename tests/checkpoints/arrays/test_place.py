@@ -124,7 +124,7 @@ def test_another_kind_of_dtype_is_refused_and_every_leaf_named(stored, asked):
 def test_tensorstores_own_concurrency_is_bounded(tmp_path):
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "ck", {"a": np.ones((4, 4), np.float32)})
-    stored = read_tree(tmp_path / "ck")["a",].source
+    stored = read_tree(tmp_path / "ck").arrays["a",].source
     with stored.held():
         held = stored._array.spec(retain_context=True)
     for spec in (stored._array.spec(retain_context=True), held):

@@ -54,7 +54,7 @@ def from_hf(config, weights):
     ours = kind.config(config)
     _, state = build_abstract(family(kind.family), ours, np.dtype(np.float32))
     wanted = {path: tuple(leaf.shape) for path, leaf in flatten(state).items()}
-    tensors = {name: LazyArray.whole(w.shape, w.dtype, lambda w=w: w) for name, w in weights.items()}
+    tensors = {name: LazyArray.of(w) for name, w in weights.items()}
     leaves = plan_leaves(kind.key_map, tensors, wanted, where="hf")
     return ours, {path: leaf.read() for path, leaf in leaves.items()}
 

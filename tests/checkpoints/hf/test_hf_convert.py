@@ -170,7 +170,8 @@ class Meddler:
 @pytest.mark.parametrize("name", ["model-00002-of-00003.safetensors", "config.json", "tokenizer.json"])
 def test_a_source_that_changes_meanwhile_is_not_taken(tmp_path, name):
     write_tiny_hf(tmp_path / "a", shards=3)
-    with pytest.raises(SourceError, match=rf"{name} changed while it was converted"):
+    # Whoever sees it first says so: a read of the file, or the look before the end.
+    with pytest.raises((CheckpointError, SourceError), match=rf"{name} (has changed since|changed while it was conv)"):
         convert(str(tmp_path / "a"), tmp_path / "b", progress=Meddler(tmp_path / "a" / name))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a"]
 

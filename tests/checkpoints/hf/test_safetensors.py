@@ -67,7 +67,7 @@ def test_every_type_and_region_is_what_the_package_reads(tensors, tmp_path):
 
 def test_the_bytes_written_are_those_of_the_package(tensors, tmp_path, monkeypatch):
     monkeypatch.setattr(safetensors, "_PIECE_BYTES", 16)
-    lazy = {name: LazyArray.whole(t.shape, t.dtype, lambda t=t: t) for name, t in reversed(tensors.items())}
+    lazy = {name: LazyArray.of(t) for name, t in reversed(tensors.items())}
     write_tensor_file(tmp_path / "f", lazy, progress=SILENT)
     assert (tmp_path / "f").read_bytes() == save(tensors, metadata={"format": "pt"})
 

@@ -56,7 +56,7 @@ def test_a_step_that_is_a_link_out_is_passed_over(tmp_path, params, name):
 
 
 @pytest.mark.parametrize("there", [True, False])
-@pytest.mark.parametrize("name", ["../outside/w", "/etc/passwd", "a/../../w", "C:w", "a\\..\\w", "w.pkl"])
+@pytest.mark.parametrize("name", ["../outside/w", "/etc/passwd", "a/../../w", "C:w", "a\\..\\w"])
 def test_arrays_whose_names_climb(tmp_path, params, name, there):
     save(tmp_path / "ck", {"w": params["norm"]["bias"]}, use_ocdbt=False)
     if there:
@@ -66,7 +66,7 @@ def test_arrays_whose_names_climb(tmp_path, params, name, there):
     (leaf,) = metadata["tree_metadata"].values()
     leaf["key_metadata"][0]["key"] = name
     path.write_text(json.dumps(metadata))
-    with pytest.raises(SourceError, match=r"is not a name inside|is a pickle by its name"):
+    with pytest.raises(SourceError, match="is not a name inside"):
         open_saved(tmp_path / "ck")
 
 

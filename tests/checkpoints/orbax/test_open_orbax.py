@@ -205,6 +205,23 @@ def test_a_tree_that_nobody_knows(tmp_path):
     assert error.value.fix == ("serve it with a module of your own: jserve serve package.module:Class --checkpoint DIR")
 
 
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"Dense_0": {"kernel": np.ones((4, 8))}, "Embed_0": {"embedding": np.ones((16, 8))}},
+        {"Conv_0": {"kernel": np.ones((3, 3, 4, 8))}},
+        {"layers": {"attn": {"kernel": np.ones((5, 8, 8))}}, "embed": {"embedding": np.ones((16, 8))}},
+    ],
+)
+def test_kernels_alone_make_no_tree_of_hugging_face(tmp_path, tree):
+    save_standard(described(tmp_path, LLAMA) / "ck", {"params": tree})
+    with pytest.raises(
+        UnsupportedModel, match=r"is no tree that is known: .* it has (Dense_0|Conv_0|embed)\."
+    ) as error:
+        open_(tmp_path / "ck")
+    assert "jserve serve package.module:Class --checkpoint DIR" in error.value.fix
+
+
 def test_without_a_word_on_the_model(tmp_path):
     save_standard(tmp_path / "a" / "b" / "ck", flax_names(WEIGHTS["llama"]))
     with pytest.raises(CheckpointError) as error:

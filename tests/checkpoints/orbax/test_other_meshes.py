@@ -19,6 +19,7 @@ from saving import flat, save_standard, save_steps
 from jserve import LLM, SamplingParams
 from jserve.checkpoints.arrays.place import place
 from jserve.checkpoints.arrays.tree import flatten
+from jserve.checkpoints.manifest import Manifest
 from jserve.checkpoints.open import open_checkpoint
 from jserve.checkpoints.own.folder import open_arrays
 from jserve.errors import MeshError
@@ -31,8 +32,18 @@ CHILD = Path(__file__).with_name("restored_elsewhere.py")
 
 
 def described(folder, **overrides):
-    manifest = {"family": "llama", "config": TINY_LLAMA | overrides}
-    (folder / "jserve.json").write_text(json.dumps(manifest))
+    manifest = Manifest(
+        name="tiny",
+        family="llama",
+        config=TINY_LLAMA | overrides,
+        dtype="float32",
+        generation={},
+        eos_ids=[],
+        source="tiny",
+        source_sha256="",
+        files={},
+    )
+    (folder / "jserve.json").write_bytes(manifest.to_json())
 
 
 def trained(params):

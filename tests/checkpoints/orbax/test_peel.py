@@ -150,8 +150,14 @@ def test_peeling_by_names_alone(params):
     assert ("lm_head", "kernel") in beside.params
 
 
-@pytest.mark.parametrize("name", ["lora", "LoRA_params", "adapters", "delta"])
+@pytest.mark.parametrize("name", ["lora", "LoRA_params", "adapters", "delta", "my-lora.0", "textAdapter", "loraA"])
 def test_what_changes_the_parameters_is_not_left_away_in_silence(params, name):
     tree = lazy({"params": params, name: {"a": np.ones(2)}, "opt_state": {"mu": np.ones(2)}})
     with pytest.raises(CheckpointError, match=rf"ck holds {name} beside the parameters; served without"):
         fit_tree(tree, shapes(params), where="ck")
+
+
+@pytest.mark.parametrize("name", ["exploration_rate", "explorationRate", "floral"])
+def test_a_name_that_only_has_the_letters_of_an_adapter_is_none(params, name):
+    tree = lazy({"params": params, name: {"a": np.ones(2)}})
+    assert_same(fit_tree(tree, shapes(params), where="ck").leaves, params)

@@ -25,6 +25,6 @@ def test_orbax_writes_each_array_through_the_method_that_is_overridden(tmp_path,
 
     monkeypatch.setattr(write._BatchHandler, "_open_and_write", count)
     values = np.arange(6, dtype=np.float32)
-    leaf = LazyArray.whole(values.shape, values.dtype, lambda: values)
+    leaf = LazyArray.of(values)
     write_arrays(tmp_path / "params", {("a",): leaf, ("b", "0"): leaf}, parts=tmp_path / "parts", progress=SILENT)
     assert len(written) == 2

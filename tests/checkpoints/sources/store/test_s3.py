@@ -371,7 +371,7 @@ def test_files_that_change_under_a_conversion(tmp_path, s3, llama_run, monkeypat
 # --- names (C63) ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["../../other/w", "/etc/w", "a/../../w", "w.pkl"])
+@pytest.mark.parametrize("name", ["../../other/w", "/etc/w", "a/../../w"])
 def test_arrays_whose_names_climb_are_refused(tmp_path, s3, name):
     save(tmp_path / "ck", {"w": jnp.ones(4)}, use_ocdbt=False)
     path = tmp_path / "ck" / "_METADATA"
@@ -382,7 +382,7 @@ def test_arrays_whose_names_climb_are_refused(tmp_path, s3, name):
     s3.upload(tmp_path / "ck", "run/ck")
     for uri in (f"{s3.uri}/run/ck", str(tmp_path / "ck")):
         s3.forget()
-        with pytest.raises(SourceError, match=r"is not a name inside|is a pickle by its name"):
+        with pytest.raises(SourceError, match="is not a name inside"):
             open_arrays(uri)
         assert data_keys(s3.got) == []
 
