@@ -23,6 +23,7 @@ from jserve.checkpoints.sources.names import member_path, resolve_member
 from jserve.errors import CheckpointError
 
 __all__ = [
+    "INLINE_NAME",
     "METADATA_NAME",
     "OCDBT_MANIFEST",
     "Kvstore",
@@ -35,6 +36,8 @@ __all__ = [
 ]
 
 METADATA_NAME = "_METADATA"
+INLINE_NAME = "checkpoint"
+"""The msgpack file of small arrays that old Orbax wrote beside the folders of others."""
 OCDBT_MANIFEST = "manifest.ocdbt"
 _MAX_METADATA_BYTES = 64 << 20
 _MAX_ARRAYS = 200_000
@@ -141,8 +144,8 @@ def read_folders(folder: FilePath, *, base: Kvstore | None = None) -> dict[Path,
 
     Old Orbax keeps small arrays in a msgpack file beside them. Raises as ``read_tree`` does.
     """
-    inline = folder / "checkpoint"
-    arrays = read_msgpack(resolve_member(folder, inline.name)) if inline.is_file() else {}
+    inline = folder / INLINE_NAME
+    arrays = read_msgpack(resolve_member(folder, INLINE_NAME)) if inline.is_file() else {}
     for file, driver in ((".zarray", "zarr"), ("zarr.json", "zarr3")):
         names = sorted(child.name for child in folder.iterdir() if (child / file).is_file())
         if base is None:

@@ -1,10 +1,12 @@
 """An S3 on loopback: moto's server, in this process, with every request written down."""
 
 import hashlib
+import json
 import sys
 import threading
 import urllib.request
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import obstore
 import pytest
@@ -48,6 +50,11 @@ class Store:
     def deny(self, *keys):
         """Until ``deny()``: refuse what begins so."""
         self._server.denied = tuple(f"/{self.bucket}/{key}" for key in keys)
+        self._server.allowed = ""
+
+    def end_right_at(self, folder):
+        """Until ``deny()``: refuse to read and to list all but what is in ``folder``."""
+        self._server.allowed = f"/{self.bucket}/{folder}/"
 
     def forget(self):
         self._server.requests.clear()
@@ -78,7 +85,7 @@ class _Server:
                 pass
 
         self.requests = []
-        self.denied = ()
+        self.denied, self.allowed = (), ""
         self._app = DomainDispatcherApplication(create_backend_app)
         self._http = make_server("127.0.0.1", 0, self._count, threaded=True, request_handler=Quiet)
         self.url = f"http://127.0.0.1:{self._http.server_port}"
@@ -87,7 +94,9 @@ class _Server:
 
     def _count(self, environ, start_response):
         self.requests.append((environ["REQUEST_METHOD"], environ["PATH_INFO"]))
-        denied = self.denied and environ["PATH_INFO"].startswith(self.denied)
+        path = environ["PATH_INFO"]
+        asked = f"{path}/{''.join(parse_qs(environ['QUERY_STRING']).get('prefix', []))}"
+        denied = (self.denied and path.startswith(self.denied)) or not asked.startswith(self.allowed)
         if denied or KEY not in environ.get("HTTP_AUTHORIZATION", ""):
             start_response("403 Forbidden", [("Content-Type", "application/xml")])
             return [b"<Error><Code>InvalidAccessKeyId</Code><Message>unknown</Message></Error>"]
@@ -122,3 +131,27 @@ def s3(s3_server, monkeypatch, tmp_path, request):
     store.forget()
     yield store
     store.deny()
+
+
+@pytest.fixture(scope="module")
+def params():
+    from flax import nnx
+    from saving import Tiny
+
+    return nnx.to_pure_dict(nnx.state(Tiny(nnx.Rngs(0)), nnx.Param))
+
+
+@pytest.fixture(scope="module")
+def llama_run(tmp_path_factory):
+    """A run with its settings and its tokenizer above a folder of steps."""
+    from saving import save_steps
+    from trees import LLAMA, hf_weights, nested
+
+    from jserve.testing.tokenizer import ByteTokenizer
+
+    root = tmp_path_factory.mktemp("llama") / "tiny-llama"
+    config = LLAMA | {"vocab_size": 260}
+    save_steps(root / "steps", {1: nested(hf_weights(config))})
+    (root / "config.json").write_text(json.dumps(config))
+    (root / "tokenizer.json").write_text(ByteTokenizer().to_json())
+    return root
