@@ -43,8 +43,15 @@ class StoredObject:
     key: str
     size: int
     """Bytes."""
-    tag: str
-    """The ETag of these contents; empty where the store gives none."""
+    etag: str | None
+    """Of these contents; None where the store gives none."""
+    written: str
+    """When."""
+
+    @property
+    def tag(self) -> str:
+        """Another one for other contents, as far as the store tells."""
+        return self.etag or self.written
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,8 +168,8 @@ class Bucket:
             out.write(data)
 
     def _piece(self, stored: StoredObject, start: int, end: int) -> Any:
-        # An object that changed under the copy is refused by the store itself.
-        options = {"range": (start, end), **({"if_match": stored.tag} if stored.tag else {})}
+        # An object that changed under the copy is refused by the store itself, if it gives ETags.
+        options = {"range": (start, end), **({"if_match": stored.etag} if stored.etag else {})}
         return self._obstore.get(self._store, stored.key, options=options).bytes()
 
     def _head(self, key: str, *, if_allowed: bool) -> StoredObject | None:
@@ -198,7 +205,8 @@ class Bucket:
             raise self._said(error, key) from None
 
     def _object(self, meta: Mapping[str, Any]) -> StoredObject:
-        return StoredObject(key=meta["path"], size=meta["size"], tag=meta["e_tag"] or "")
+        written = meta["last_modified"].isoformat()
+        return StoredObject(key=meta["path"], size=meta["size"], etag=meta["e_tag"] or None, written=written)
 
     def _said(self, error: Exception, key: str) -> SourceError:
         """What obstore says, in a line, and what can be done."""

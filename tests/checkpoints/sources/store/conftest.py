@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import sys
 import threading
 import urllib.request
@@ -50,11 +51,19 @@ class Store:
     def deny(self, *keys):
         """Until ``deny()``: refuse what begins so."""
         self._server.denied = tuple(f"/{self.bucket}/{key}" for key in keys)
-        self._server.allowed = ""
+        self._server.allowed, self._server.etags = "", True
 
     def end_right_at(self, folder):
         """Until ``deny()``: refuse to read and to list all but what is in ``folder``."""
         self._server.allowed = f"/{self.bucket}/{folder}/"
+
+    def forget_etags(self):
+        """Until ``deny()``: give none."""
+        self._server.etags = False
+
+    def date(self, key, when):
+        """Say of ``key`` that it was written at ``when``."""
+        s3_backends["123456789012"]["aws"].get_object(self.bucket, key).last_modified = when
 
     def forget(self):
         self._server.requests.clear()
@@ -85,7 +94,7 @@ class _Server:
                 pass
 
         self.requests = []
-        self.denied, self.allowed = (), ""
+        self.denied, self.allowed, self.etags = (), "", True
         self._app = DomainDispatcherApplication(create_backend_app)
         self._http = make_server("127.0.0.1", 0, self._count, threaded=True, request_handler=Quiet)
         self.url = f"http://127.0.0.1:{self._http.server_port}"
@@ -100,7 +109,16 @@ class _Server:
         if denied or KEY not in environ.get("HTTP_AUTHORIZATION", ""):
             start_response("403 Forbidden", [("Content-Type", "application/xml")])
             return [b"<Error><Code>InvalidAccessKeyId</Code><Message>unknown</Message></Error>"]
-        return self._app(environ, start_response)
+        return self._app(environ, start_response) if self.etags else self._without_etags(environ, start_response)
+
+    def _without_etags(self, environ, start_response):
+        answers = []
+        body = b"".join(self._app(environ, lambda status, headers, *rest: answers.append((status, headers))))
+        body = re.sub(rb"<ETag>.*?</ETag>", b"", body)
+        ((status, headers),) = answers
+        headers = {name.lower(): value for name, value in headers if name.lower() != "etag"}
+        start_response(status, list((headers | ({"content-length": str(len(body))} if body else {})).items()))
+        return [body]
 
     def stop(self):
         self._http.shutdown()

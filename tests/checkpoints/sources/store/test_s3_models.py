@@ -3,12 +3,14 @@
 import errno
 import json
 import shutil
+from datetime import datetime
 from pathlib import Path
 
+import jax
 import own_models
 import pytest
 from buckets import Notes, leaves, same_model
-from flax import nnx
+from flax import nnx, serialization
 from saving import assert_same, save_standard, save_steps
 
 from jserve import LLM, SamplingParams
@@ -135,6 +137,20 @@ def test_a_module_of_ones_own_is_served_from_a_bucket(tmp_path, s3):
     report = inspect_own("own_models:MyModel", checkpoint=f"{s3.uri}/run/ck", tokenizer=None, check=True)
     assert (report.failed, report.path) == (False, f"{s3.uri}/run/ck")
     assert report.serve == f"jserve serve own_models:MyModel --checkpoint {s3.uri}/run/ck"
+
+
+def test_of_a_store_without_etags_what_was_written_later_is_copied_anew(tmp_path, s3, params):
+    for day, added in ((1, 0.0), (2, 1.0)):
+        tree = jax.tree.map(lambda a, added=added: a + added, params)
+        s3.put("run/checkpoint", serialization.to_bytes(tree))
+        s3.put("run/notes.json", f"{added}".encode())
+        for key in ("run/checkpoint", "run/notes.json"):
+            s3.date(key, datetime(2026, 1, day))
+        s3.forget_etags()
+        opened = open_arrays(f"{s3.uri}/run")
+        assert_same(leaves(opened, params), tree)
+        assert (opened.folder / "notes.json").read_text() == f"{added}"
+        s3.deny()
 
 
 def test_a_damaged_copy_is_made_again(tmp_path, s3, params, cache_home):
