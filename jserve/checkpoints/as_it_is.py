@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 from jserve.checkpoints.checkpoint import Checkpoint
 from jserve.checkpoints.sources.local import LocalFile, LocalFolder
@@ -16,14 +17,15 @@ __all__ = ["as_it_is", "open_folder"]
 @contextmanager
 def as_it_is(found: LocalFile | LocalFolder, model: str, *, progress: Progress = SILENT) -> Iterator[Checkpoint]:
     """What was fetched for ``model``; it can be read until the context ends."""
-    if isinstance(found, LocalFolder):
-        yield open_folder(found, model, progress=progress)
-        return
-    from jserve.checkpoints.gguf.file import GgufFile
-    from jserve.checkpoints.gguf.model import gguf_checkpoint
+    with nullcontext() if found.words is None else found.words.errors():
+        if isinstance(found, LocalFolder):
+            yield open_folder(found, model, progress=progress)
+            return
+        from jserve.checkpoints.gguf.file import GgufFile
+        from jserve.checkpoints.gguf.model import gguf_checkpoint
 
-    with nullcontext() if found.words is None else found.words.errors(), GgufFile(found.path) as file:
-        yield gguf_checkpoint(file, source=model)
+        with GgufFile(found.path) as file:
+            yield gguf_checkpoint(file, source=model)
 
 
 def open_folder(found: LocalFolder, model: str, *, progress: Progress) -> Checkpoint:
@@ -31,7 +33,7 @@ def open_folder(found: LocalFolder, model: str, *, progress: Progress) -> Checkp
     if found.words is None:
         return _open(found, model, progress)
     with found.words.errors():
-        return _open(found, model, found.words.progress(progress))
+        return replace(_open(found, model, found.words.progress(progress)), words=found.words)
 
 
 def _open(found: LocalFolder, model: str, progress: Progress) -> Checkpoint:

@@ -5,20 +5,27 @@ from dataclasses import asdict
 from pathlib import PurePosixPath
 
 import jax.numpy as jnp
+import numpy as np
 import own_models
 import pytest
 from buckets import Notes, data_keys, leaves
 from flax import nnx, serialization
+from safetensors.numpy import save_file
 from saving import assert_same, save, save_standard, save_steps
-from trees import LLAMA
+from trees import LLAMA, hf_weights, nested
 
 from jserve.checkpoints.convert import convert
 from jserve.checkpoints.inspection.inspect import inspect
 from jserve.checkpoints.open import open_checkpoint
 from jserve.checkpoints.own.folder import open_arrays
+from jserve.checkpoints.own.model import open_own
 from jserve.checkpoints.own.report import inspect_own
 from jserve.checkpoints.sources.store import bucket, plan
+from jserve.config import ServeConfig
 from jserve.errors import CheckpointError, SourceError
+from jserve.load.mesh import build_mesh
+from jserve.load.source import find_source
+from jserve.progress import SILENT
 from jserve.testing.gguf import write_tiny_gguf
 from jserve.testing.tokenizer import ByteTokenizer
 
@@ -85,6 +92,55 @@ def test_no_report_of_a_module_names_a_copy(tmp_path, s3, flax):
     assert (report.path, report.config_path) == (uri, f"{s3.uri}/run/config.json")
     assert report.tokenizer == f"{s3.uri}/run"
     same_names(report)
+
+
+def refused(opening, *arguments, **keywords):
+    """The message of what is raised, and its fix; neither says where copies are."""
+    with pytest.raises(CheckpointError) as error:
+        opening(*arguments, **keywords)
+    said = f"{error.value.message} {error.value.fix}"
+    assert "object-stores" not in said
+    return said
+
+
+def test_no_error_after_opening_names_a_copy(tmp_path, s3, llama_run):
+    weights = hf_weights(LLAMA)
+    weights["model.norm.weight"] = np.full_like(weights["model.norm.weight"], np.nan)
+    save_standard(tmp_path / "ck", nested(weights))
+    s3.upload(tmp_path / "ck", "nan")
+    s3.put("nan/config.json", json.dumps(LLAMA).encode())
+    assert f"{s3.uri}/nan: norm holds values that are not finite" in refused(convert, f"{s3.uri}/nan", tmp_path / "out")
+
+    (tmp_path / "tied").mkdir()
+    save_file(hf_weights(LLAMA), tmp_path / "tied" / "model.safetensors")
+    s3.upload(tmp_path / "tied", "tied")
+    s3.put("tied/config.json", json.dumps(LLAMA | {"tie_word_embeddings": True}).encode())
+    checkpoint = open_checkpoint(f"{s3.uri}/tied")
+    said = refused(checkpoint.restore, checkpoint.abstract("float32")[1])
+    assert f"{s3.uri}/tied: tensor lm_head.weight differs" in said
+
+    s3.upload(llama_run, "run")
+    s3.put("run/generation_config.json", b'{"temperature": -1}')
+    config = ServeConfig(model=f"{s3.uri}/run/steps")
+    _, mesh = build_mesh("")
+    said = refused(find_source, config, mesh, model=None, tokenizer=None, progress=SILENT)
+    assert f"the sampling defaults of {s3.uri}/run/steps are not allowed" in said
+
+
+def test_no_error_of_what_stands_beside_a_module_names_a_copy(tmp_path, s3):
+    with nnx.use_eager_sharding(False):
+        module = own_models.MyModel(own_models.Config(width=8, inner=own_models.Inner(heads=1)), rngs=nnx.Rngs(3))
+    save_standard(tmp_path / "ck", nnx.state(module))
+    s3.upload(tmp_path / "ck", "run")
+    s3.put("run/config.json", json.dumps({"width": 8, "inner": {"heads": 1}}).encode())
+    s3.put("run/generation_config.json", b'{"temperature": "x"}')
+    own = {"checkpoint": f"{s3.uri}/run", "tokenizer": None, "progress": SILENT}
+    for opening, options in (
+        (inspect_own, {"check": False}),
+        (open_own, {"dtype": None, "default_dtype": "float32"}),
+    ):
+        said = refused(opening, "own_models:MyModel", **own, **options)
+        assert f"{s3.uri}/run/generation_config.json: temperature is 'x'" in said
 
 
 @pytest.mark.parametrize("name", ["../../other/w", "/etc/w", "a/../../w", "w.pkl"])
