@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from jserve.checkpoints.digests import FileRecord, file_record
+from jserve.checkpoints.digests import FileRecord, looks_the_same
 from jserve.checkpoints.encoder import EncoderSettings
 from jserve.checkpoints.sources.names import resolve_member
 from jserve.errors import CheckpointError
@@ -19,7 +19,6 @@ MANIFEST_NAME = "jserve.json"
 TOKENIZER_NAME = "tokenizer.json"
 ARRAYS_FOLDER = "params"
 _MAX_BYTES = 16 << 20
-_HASHED_BYTES = 8 << 20
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,7 +88,7 @@ def _problem(file: Path, record: FileRecord) -> str | None:
         if size != record.size:
             found = "is missing" if size is None else f"has {size} bytes"
             return f"{file} {found}; the manifest says {record.size} bytes"
-        if size <= _HASHED_BYTES and file_record(file) != record:
+        if not looks_the_same(file, record):
             return f"{file} has other contents than the manifest says"
     except OSError as error:
         return f"cannot read {file}: {error.strerror}"
