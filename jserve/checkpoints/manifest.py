@@ -9,6 +9,7 @@ import msgspec
 
 from jserve.checkpoints.digests import FileRecord, looks_the_same
 from jserve.checkpoints.encoder import EncoderSettings
+from jserve.checkpoints.json_file import read_json_file
 from jserve.checkpoints.sources.names import resolve_member
 from jserve.errors import CheckpointError
 
@@ -18,7 +19,6 @@ FORMAT = 1
 MANIFEST_NAME = "jserve.json"
 TOKENIZER_NAME = "tokenizer.json"
 ARRAYS_FOLDER = "params"
-_MAX_BYTES = 16 << 20
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,22 +57,14 @@ def read_manifest(folder: Path, *, without: str | None = None) -> Manifest:
     the arrays is among them. Hashing the arrays themselves is ``jserve inspect --check``.
     """
     path = folder / MANIFEST_NAME
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise CheckpointError(f"{path} is larger than {_MAX_BYTES} bytes; it is not a manifest")
-        data = path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
-    try:
-        version = msgspec.json.decode(data, type=_Version).format
-        if version != FORMAT:
-            raise CheckpointError(
-                f"{path} has format {version}; this jserve reads format {FORMAT}",
-                fix="convert the checkpoint again, or use the jserve that wrote it",
-            )
-        manifest = msgspec.json.decode(data, type=Manifest)
-    except msgspec.DecodeError as error:
-        raise CheckpointError(f"{path} is damaged: {error}", fix="convert the checkpoint again") from None
+    again = "convert the checkpoint again"
+    version = read_json_file(path, _Version, what="manifest", fix=again).format
+    if version != FORMAT:
+        raise CheckpointError(
+            f"{path} has format {version}; this jserve reads format {FORMAT}",
+            fix=f"{again}, or use the jserve that wrote it",
+        )
+    manifest = read_json_file(path, Manifest, what="manifest", fix=again)
     for name, record in manifest.files.items():
         if without is not None and name.startswith(without):
             continue

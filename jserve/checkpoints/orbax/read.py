@@ -16,6 +16,7 @@ import tensorstore as ts
 
 from jserve.checkpoints.arrays.key_map import Path, raise_all
 from jserve.checkpoints.arrays.lazy import LazyArray
+from jserve.checkpoints.json_file import read_json_file
 from jserve.checkpoints.orbax.array import CONTEXT, COPY_FIX, StoredArray, raise_store_failure, reason
 from jserve.checkpoints.orbax.integrity import broken_database, broken_folders
 from jserve.checkpoints.orbax.msgpack import read_msgpack
@@ -212,14 +213,7 @@ def _open_arrays(
 def read_metadata(folder: FilePath) -> TreeMetadata:
     """``_METADATA`` of ``folder``. Raises CheckpointError where it is missing or damaged."""
     path = resolve_member(folder, METADATA_NAME)
-    try:
-        if path.stat().st_size > _MAX_METADATA_BYTES:
-            raise CheckpointError(f"{path} is larger than {_MAX_METADATA_BYTES} bytes; it is not Orbax's metadata")
-        metadata = msgspec.json.decode(path.read_bytes(), type=TreeMetadata)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from None
+    metadata = read_json_file(path, TreeMetadata, what="metadata of Orbax's", max_bytes=_MAX_METADATA_BYTES)
     paths = metadata.paths()
     if len(paths) > _MAX_ARRAYS or any(len(name) > _MAX_DEPTH for name in paths):
         raise CheckpointError(
