@@ -10,7 +10,7 @@ import msgspec
 from jserve.checkpoints.digests import FileRecord, looks_the_same
 from jserve.checkpoints.encoder import EncoderSettings
 from jserve.checkpoints.json_file import read_json_file
-from jserve.checkpoints.sources.names import resolve_member
+from jserve.checkpoints.names import resolve_member
 from jserve.errors import CheckpointError
 
 __all__ = ["ARRAYS_FOLDER", "FORMAT", "MANIFEST_NAME", "TOKENIZER_NAME", "Manifest", "read_manifest"]

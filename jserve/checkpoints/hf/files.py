@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from jserve.checkpoints.json_file import read_json_file
-from jserve.checkpoints.sources.names import resolve_member
+from jserve.checkpoints.names import resolve_member
 from jserve.errors import CheckpointError
 
 __all__ = ["CONFIG_NAME", "read_json", "read_json_as"]

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from jserve.checkpoints.encoder import EncoderSettings
 from jserve.checkpoints.hf.files import read_json, read_json_as
-from jserve.checkpoints.sources.names import resolve_member
+from jserve.checkpoints.names import resolve_member
 from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.models.pooling import Pooling
 

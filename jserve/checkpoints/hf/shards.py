@@ -9,11 +9,11 @@ from pathlib import Path
 
 import msgspec
 
-from jserve.checkpoints.arrays.key_map import raise_all
 from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.hf.safetensors import read_tensor_file
 from jserve.checkpoints.json_file import read_json_file
-from jserve.checkpoints.sources.names import PICKLES, member_path, resolve_member
+from jserve.checkpoints.names import PICKLES, member_path, resolve_member
+from jserve.checkpoints.problems import raise_all
 from jserve.errors import SourceError
 
 __all__ = ["INDEX_NAME", "SINGLE_NAME", "open_tensors", "read_index", "single_name", "weight_files"]

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from jserve.checkpoints.arrays.key_map import Path, raise_all
+from jserve.checkpoints.arrays.key_map import Path
 from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.arrays.tree import is_number
 from jserve.checkpoints.orbax.unstack import unstack
+from jserve.checkpoints.problems import raise_all
 from jserve.errors import UnsupportedModel
 
 __all__ = ["HfTree", "hf_tensors", "recognise"]

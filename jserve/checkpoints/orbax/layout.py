@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from jserve.checkpoints.arrays.key_map import raise_all
 from jserve.checkpoints.json_file import read_json_file
+from jserve.checkpoints.names import resolve_member
 from jserve.checkpoints.orbax.read import METADATA_NAME
 from jserve.checkpoints.orbax.steps import (
     TEMPORARY,
@@ -27,7 +27,7 @@ from jserve.checkpoints.orbax.steps import (
     step_prefix,
     why_unfinished,
 )
-from jserve.checkpoints.sources.names import resolve_member
+from jserve.checkpoints.problems import raise_all
 from jserve.errors import CheckpointError, SourceError, UnsupportedModel
 
 __all__ = [

@@ -14,13 +14,14 @@ from typing import Any
 import msgspec
 import tensorstore as ts
 
-from jserve.checkpoints.arrays.key_map import Path, raise_all
+from jserve.checkpoints.arrays.key_map import Path
 from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.json_file import read_json_file
+from jserve.checkpoints.names import member_path, resolve_member
 from jserve.checkpoints.orbax.array import CONTEXT, COPY_FIX, StoredArray, raise_store_failure, reason
 from jserve.checkpoints.orbax.integrity import broken_database, broken_folders
 from jserve.checkpoints.orbax.msgpack import read_msgpack
-from jserve.checkpoints.sources.names import member_path, resolve_member
+from jserve.checkpoints.problems import raise_all
 from jserve.errors import CheckpointError
 
 __all__ = [

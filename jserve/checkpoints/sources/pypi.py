@@ -15,8 +15,8 @@ import msgspec
 
 from jserve.checkpoints.cache import make_once
 from jserve.checkpoints.digests import FileRecord, looks_the_same
+from jserve.checkpoints.names import PICKLES, member_path
 from jserve.checkpoints.sources.known_wheels import KnownWheel, known_wheel
-from jserve.checkpoints.sources.names import PICKLES, member_path
 from jserve.checkpoints.sources.parts import join_parts
 from jserve.checkpoints.sources.uri import PypiSource
 from jserve.checkpoints.sources.wheel import copy_entry, downloaded, opened

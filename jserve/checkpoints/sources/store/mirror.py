@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from jserve.checkpoints.cache import make_once
+from jserve.checkpoints.names import refuse_pickle
 from jserve.checkpoints.orbax.read import Kvstore
-from jserve.checkpoints.sources.names import refuse_pickle
 from jserve.checkpoints.sources.store.bucket import Bucket, StoredObject
 from jserve.checkpoints.sources.store.in_words import InWords, store_cache
 from jserve.checkpoints.sources.store.plan import Plan, make_plan

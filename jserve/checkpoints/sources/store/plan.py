@@ -16,10 +16,10 @@ import msgspec
 
 from jserve.checkpoints.hf.folder import TEXT_SUFFIXES
 from jserve.checkpoints.hf.sentence_transformer import MODULES_NAME, SETTINGS_NAMES, module_settings
+from jserve.checkpoints.names import member_path
 from jserve.checkpoints.orbax.layout import CHECKPOINT_METADATA, ITEMS, MARKER, MSGPACK
 from jserve.checkpoints.orbax.read import METADATA_NAME, OCDBT_MANIFEST
 from jserve.checkpoints.orbax.steps import COMMITTED, TEMPORARY, is_step_name, step_number, step_prefix
-from jserve.checkpoints.sources.names import member_path
 from jserve.checkpoints.sources.store.bucket import Bucket, Children, StoredObject
 from jserve.errors import SourceError
 
