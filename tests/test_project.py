@@ -113,6 +113,18 @@ def _needs(module: ast.AST) -> Iterator[str]:
         yield from _needs(node)
 
 
+def test_rooms_inside_checkpoints_need_only_those_below_them():
+    order = ("arrays", "gguf", "hf", "orbax", "sources", "inspection", "own")
+    start = "jserve.checkpoints."
+    wrong = []
+    for name, module in _modules():
+        room = name.removeprefix(start).partition(".")[0]
+        if name.startswith(start) and room in order:
+            above = tuple(f"{start}{other}." for other in order[order.index(room) + 1 :])
+            wrong += [f"{name} needs {needed}" for needed in _needs(module) if needed.startswith(above)]
+    assert not wrong
+
+
 def test_no_module_needs_itself_by_way_of_others():
     modules = dict(_modules())
     left = {name: {needed for needed in _needs(module) if needed in modules} for name, module in modules.items()}

@@ -17,14 +17,15 @@ __all__ = ["as_it_is", "choose_step", "open_folder"]
 @contextmanager
 def as_it_is(found: LocalFile | LocalFolder, model: str, *, progress: Progress = SILENT) -> Iterator[Checkpoint]:
     """What was fetched for ``model``; it can be read until the context ends."""
-    if isinstance(found, LocalFolder):
-        yield open_folder(found, model, progress=progress)
-        return
-    from jserve.checkpoints.gguf.file import GgufFile
-    from jserve.checkpoints.gguf.model import gguf_checkpoint
+    with nullcontext() if found.words is None else found.words.errors():
+        if isinstance(found, LocalFolder):
+            yield open_folder(found, model, progress=progress)
+            return
+        from jserve.checkpoints.gguf.file import GgufFile
+        from jserve.checkpoints.gguf.model import gguf_checkpoint
 
-    with nullcontext() if found.words is None else found.words.errors(), GgufFile(found.path) as file:
-        yield gguf_checkpoint(file, source=model)
+        with GgufFile(found.path) as file:
+            yield gguf_checkpoint(file, source=model)
 
 
 def choose_step(found: LocalFile | LocalFolder) -> LocalFile | LocalFolder:
@@ -44,7 +45,7 @@ def open_folder(found: LocalFolder, model: str, *, progress: Progress) -> Checkp
     if found.words is None:
         return _open(found, model, progress)
     with found.words.errors():
-        return _open(found, model, found.words.progress(progress))
+        return replace(_open(found, model, found.words.progress(progress)), words=found.words)
 
 
 def _open(found: LocalFolder, model: str, progress: Progress) -> Checkpoint:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ from jserve.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from flax import nnx
     from jax.typing import DTypeLike
+
+    from jserve.checkpoints.sources.store.in_words import InWords
 
 __all__ = ["Checkpoint", "param_shapes"]
 
@@ -52,6 +55,8 @@ class Checkpoint:
     """What is known of the files' contents, in words."""
     encoder: EncoderSettings | None = None
     """Of an encoder; None of a model that generates."""
+    words: InWords | None = None
+    """Of a copy of one in an object store: what its files are called there."""
 
     def __post_init__(self) -> None:
         strange = {leaf.dtype.name: path for path, leaf in self.leaves.items() if leaf.dtype.name not in _READABLE}
@@ -66,6 +71,11 @@ class Checkpoint:
                 f"{self.path}: the tokenizer's {ids} tokens do not fit the embedding table of "
                 f"{self.config.vocab_size} rows"
             )
+
+    @property
+    def where(self) -> str:
+        """``path``, as users know it."""
+        return str(self.path) if self.words is None else self.words.said(str(self.path))
 
     def template(self) -> ChatTemplate | None:
         """The model's own template, or None where it has none or there is no tokenizer. Raises CheckpointError where
@@ -88,7 +98,8 @@ class Checkpoint:
         """
         from jserve.checkpoints.arrays.place import place
 
-        return place(self.leaves, abstract, where=str(self.path))
+        with nullcontext() if self.words is None else self.words.errors():
+            return place(self.leaves, abstract, where=str(self.path))
 
 
 def param_shapes(name: str, config: ModelConfig) -> dict[LeafPath, tuple[int, ...]]:

@@ -19,11 +19,14 @@ __all__ = [
     "file_identity",
     "file_record",
     "file_records",
+    "looks_the_same",
     "remembered_sha256",
 ]
 
 _REMEMBER_FROM_BYTES = 64 << 20
 """Smaller files are read each time: that is quicker than the doubt is worth."""
+_HASHED_BYTES = 8 << 20
+"""Larger files are not read at each start."""
 
 
 class FileRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,6 +42,13 @@ def file_record(path: Path) -> FileRecord:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return FileRecord(size=os.fstat(file.fileno()).st_size, sha256=digest)
+
+
+def looks_the_same(path: Path, record: FileRecord) -> bool:
+    """Whether the file at ``path`` has the size of ``record`` and, up to 8 MiB, its contents. Raises OSError."""
+    if path.stat().st_size != record.size:
+        return False
+    return record.size > _HASHED_BYTES or file_record(path) == record
 
 
 def file_records(folder: Path, names: Mapping[str, int], *, progress: Progress) -> dict[str, FileRecord]:

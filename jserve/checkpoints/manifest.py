@@ -8,9 +8,10 @@ from typing import Any
 
 import msgspec
 
-from jserve.checkpoints.digests import FileRecord, file_record
+from jserve.checkpoints.digests import FileRecord, looks_the_same
 from jserve.checkpoints.encoder import EncoderSettings
-from jserve.checkpoints.sources.names import resolve_member
+from jserve.checkpoints.json_file import read_json_file
+from jserve.checkpoints.names import resolve_member
 from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.models.config import ModelConfig
 
@@ -29,8 +30,6 @@ FORMAT = 1
 MANIFEST_NAME = "jserve.json"
 TOKENIZER_NAME = "tokenizer.json"
 ARRAYS_FOLDER = "params"
-_MAX_BYTES = 16 << 20
-_HASHED_BYTES = 8 << 20
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -93,22 +92,14 @@ def parse_manifest(path: Path) -> Manifest:
 
     Raises CheckpointError where it is missing, damaged or of another format.
     """
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise CheckpointError(f"{path} is larger than {_MAX_BYTES} bytes; it is not a manifest")
-        data = path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
-    try:
-        version = msgspec.json.decode(data, type=_Version).format
-        if version != FORMAT:
-            raise CheckpointError(
-                f"{path} has format {version}; this jserve reads format {FORMAT}",
-                fix="convert the checkpoint again, or use the jserve that wrote it",
-            )
-        return msgspec.json.decode(data, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}", fix="convert the checkpoint again") from None
+    again = "convert the checkpoint again"
+    version = read_json_file(path, _Version, what="manifest", fix=again).format
+    if version != FORMAT:
+        raise CheckpointError(
+            f"{path} has format {version}; this jserve reads format {FORMAT}",
+            fix=f"{again}, or use the jserve that wrote it",
+        )
+    return read_json_file(path, Manifest, what="manifest", fix=again)
 
 
 def _problem(file: Path, record: FileRecord) -> str | None:
@@ -117,7 +108,7 @@ def _problem(file: Path, record: FileRecord) -> str | None:
         if size != record.size:
             found = "is missing" if size is None else f"has {size} bytes"
             return f"{file} {found}; the manifest says {record.size} bytes"
-        if size <= _HASHED_BYTES and file_record(file) != record:
+        if not looks_the_same(file, record):
             return f"{file} has other contents than the manifest says"
     except OSError as error:
         return f"cannot read {file}: {error.strerror}"

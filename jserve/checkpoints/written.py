@@ -6,8 +6,8 @@ from pathlib import Path
 
 from jserve.checkpoints.checkpoint import Checkpoint
 from jserve.checkpoints.manifest import ARRAYS_FOLDER, MANIFEST_NAME, TOKENIZER_NAME, Manifest, check_ids, read_manifest
+from jserve.checkpoints.names import resolve_member
 from jserve.checkpoints.orbax.read import Kvstore, inner_kvstore, read_tree
-from jserve.checkpoints.sources.names import resolve_member
 from jserve.errors import CheckpointError
 from jserve.text.tokenizer import Tokenizer
 

@@ -92,7 +92,7 @@ def _from_checkpoint(config: ServeConfig, mesh: Mesh, progress: Progress) -> Sou
             eos_ids=checkpoint.eos_ids,
             vocab_size=checkpoint.config.vocab_size if tokenizer is None else tokenizer.vocab_size,
             max_len=length,
-            where=checkpoint.path,
+            where=checkpoint.where,
         ),
         eos_ids=checkpoint.eos_ids,
         own_code=True,
@@ -101,7 +101,7 @@ def _from_checkpoint(config: ServeConfig, mesh: Mesh, progress: Progress) -> Sou
 
 
 def _defaults(
-    generation: Mapping[str, int | float], *, eos_ids: tuple[int, ...], vocab_size: int, max_len: int, where: object
+    generation: Mapping[str, int | float], *, eos_ids: tuple[int, ...], vocab_size: int, max_len: int, where: str
 ) -> SamplingParams:
     """What a checkpoint sets for requests that leave it open. Raises CheckpointError for what no request may ask."""
     given: dict[str, Any] = {name: generation.get(name) for name in DEFAULTABLE}

@@ -19,17 +19,13 @@ from functools import cached_property
 from jserve.checkpoints.arrays.axes import axis_groups
 from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.arrays.tree import is_number
-from jserve.errors import CheckpointError
+from jserve.checkpoints.problems import MAX_PROBLEMS, raise_all
 
-__all__ = ["Entry", "KeyMap", "Leaves", "Path", "plan_leaves", "raise_all"]
+__all__ = ["Entry", "KeyMap", "Leaves", "Path", "plan_leaves"]
 
 Path = tuple[str, ...]
 """A parameter's place in a model's tree: ("layers", "0", "q")."""
 Leaves = Mapping[Path, LazyArray]
-
-_MAX_LISTED = 40
-_MAX_WRONG = 1000
-"""Problems after which no more are looked for: settings may announce millions of experts that no file has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,20 +131,8 @@ def plan_leaves(
     return leaves
 
 
-def raise_all(headline: str, wrong: Sequence[str], *, fix: str | None = None) -> None:
-    """Raise CheckpointError with all of ``wrong`` under ``headline``, unless it is empty."""
-    if wrong:
-        count = len(wrong) - _MAX_LISTED
-        more = (
-            [f"and {count} more" if len(wrong) < _MAX_WRONG else f"and at least {count} more"]
-            if len(wrong) > _MAX_LISTED
-            else []
-        )
-        raise CheckpointError("\n  ".join([headline, *wrong[:_MAX_LISTED], *more]), fix=fix)
-
-
 class _TooMuchIsWrong(Exception):
-    """``_MAX_WRONG`` problems were found."""
+    """``MAX_PROBLEMS`` were found."""
 
 
 class _Planner:
@@ -170,7 +154,7 @@ class _Planner:
 
     def _miss(self, what: str) -> None:
         self.wrong.append(what)
-        if len(self.wrong) == _MAX_WRONG:
+        if len(self.wrong) == MAX_PROBLEMS:
             raise _TooMuchIsWrong
 
     def leaves(self) -> dict[Path, LazyArray]:

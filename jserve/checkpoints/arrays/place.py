@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jserve.checkpoints.arrays.key_map import Leaves, Path, raise_all
+from jserve.checkpoints.arrays.key_map import Leaves, Path
 from jserve.checkpoints.arrays.lazy import LazyArray, Region, Source, aligned_empty
 from jserve.checkpoints.arrays.tree import flatten, unflatten_like
+from jserve.checkpoints.problems import raise_all
 
 __all__ = ["compare", "differences", "place"]
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jserve.checkpoints.arrays.key_map import raise_all
 from jserve.checkpoints.hf.files import read_json
+from jserve.checkpoints.problems import raise_all
 from jserve.checkpoints.settings import sampling_default
 from jserve.text.hf_tokens import configured_ends
 

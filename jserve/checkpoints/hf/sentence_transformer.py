@@ -5,23 +5,33 @@ A folder without modules.json is pooled as sentence-transformers pools one: mean
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from jserve.checkpoints.encoder import EncoderSettings
 from jserve.checkpoints.hf.files import read_json, read_json_as
-from jserve.checkpoints.sources.names import resolve_member
+from jserve.checkpoints.names import resolve_member
 from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.models.config import ModelConfig
 from jserve.models.pooling import Pooling
 
-__all__ = ["encoder_files", "module_files", "read_encoder_settings"]
+__all__ = [
+    "MODULES_NAME",
+    "SETTINGS_NAMES",
+    "encoder_files",
+    "module_files",
+    "module_settings",
+    "read_encoder_settings",
+]
 
-_MODULES = "modules.json"
+MODULES_NAME = "modules.json"
+"""What a model is made of, in such a folder."""
 _SETTINGS = "config.json"
 _LENGTH = "sentence_bert_config.json"
 _PROMPTS = "config_sentence_transformers.json"
+SETTINGS_NAMES = (MODULES_NAME, _LENGTH, _PROMPTS)
+"""All that stands right beside the model's own settings and the tokenizer's."""
 _TOKENIZER = "tokenizer_config.json"
 _NO_LENGTH = 1 << 30
 """transformers writes 1e30 where a tokenizer knows no limit."""
@@ -58,9 +68,14 @@ def module_files(folder: Path) -> list[Path]:
 
     Raises CheckpointError where ``modules.json`` is damaged, SourceError where it leads out of the folder.
     """
-    listed = read_json_as(folder, _MODULES, list[dict[str, Any]]) or []
-    inner = [module["path"] for module in listed if isinstance(module.get("path"), str) and module["path"]]
-    return [path for name in inner if (path := resolve_member(folder, f"{name}/{_SETTINGS}")).is_file()]
+    listed = read_json_as(folder, MODULES_NAME, list[dict[str, Any]]) or []
+    return [path for name in module_settings(listed) if (path := resolve_member(folder, name)).is_file()]
+
+
+def module_settings(listed: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Names of the settings of the modules in folders of their own, of those that ``modules.json`` has ``listed``."""
+    inner = [module.get("path") for module in listed]
+    return [f"{name}/{_SETTINGS}" for name in inner if isinstance(name, str) and name]
 
 
 def encoder_files(settings: EncoderSettings, *, dimensions: int) -> dict[str, Any]:
@@ -71,7 +86,7 @@ def encoder_files(settings: EncoderSettings, *, dimensions: int) -> dict[str, An
         *([("2_Normalize", "Normalize")] * settings.pooling.normalize),
     ]
     return {
-        _MODULES: [
+        MODULES_NAME: [
             {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
             for i, (path, kind) in enumerate(kinds)
         ],
@@ -85,12 +100,13 @@ def encoder_files(settings: EncoderSettings, *, dimensions: int) -> dict[str, An
 
 def _kinds(folder: Path, wrong: list[str]) -> dict[str, str]:
     """The folders of the modules by their kind, in order: Transformer, Pooling and perhaps Normalize."""
-    listed = read_json_as(folder, _MODULES, list[dict[str, Any]])
+    listed = read_json_as(folder, MODULES_NAME, list[dict[str, Any]])
     if listed is None:
         return {}
     kinds = [str(module.get("type", "")).rpartition(".")[2] for module in listed]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        wrong.append(f"{_MODULES} has the modules {kinds}; built: Transformer, Pooling, and perhaps Normalize behind")
+        built = "Transformer, Pooling, and perhaps Normalize behind"
+        wrong.append(f"{MODULES_NAME} has the modules {kinds}; built: {built}")
     return {kind: str(module.get("path", "")) for kind, module in zip(kinds, listed, strict=True)}
 
 
@@ -98,7 +114,7 @@ def _how(folder: Path, modules: Mapping[str, str], dimensions: int, wrong: list[
     name = f"{modules['Pooling']}/{_SETTINGS}"
     settings = read_json(folder, name)
     if settings is None:
-        raise CheckpointError(f"{folder / name} is missing; {_MODULES} names it")
+        raise CheckpointError(f"{folder / name} is missing; {MODULES_NAME} names it")
     on = sorted(key for key, value in settings.items() if key.startswith("pooling_mode_") and value is True)
     newer = settings.get("pooling_mode")  # a word for one of them
     if isinstance(newer, str):

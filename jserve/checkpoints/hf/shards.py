@@ -9,11 +9,12 @@ from pathlib import Path
 
 import msgspec
 
-from jserve.checkpoints.arrays.key_map import raise_all
 from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.hf.safetensors import read_tensor_file
-from jserve.checkpoints.sources.names import PICKLES, member_path, resolve_member
-from jserve.errors import CheckpointError, SourceError
+from jserve.checkpoints.json_file import read_json_file
+from jserve.checkpoints.names import PICKLES, member_path, resolve_member
+from jserve.checkpoints.problems import raise_all
+from jserve.errors import SourceError
 
 __all__ = ["INDEX_NAME", "SINGLE_NAME", "open_tensors", "read_index", "single_name", "weight_files"]
 
@@ -33,14 +34,7 @@ def read_index(path: Path) -> dict[str, str]:
 
     Raises CheckpointError where the file is damaged, and SourceError for names that lead elsewhere.
     """
-    try:
-        if path.stat().st_size > _MAX_INDEX_BYTES:
-            raise CheckpointError(f"{path} is larger than {_MAX_INDEX_BYTES} bytes; it is no index")
-        weight_map = msgspec.json.decode(path.read_bytes(), type=_Index).weight_map
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from None
+    weight_map = read_json_file(path, _Index, what="index", max_bytes=_MAX_INDEX_BYTES).weight_map
     for name in dict.fromkeys(weight_map.values()):
         try:
             member_path(name, of="the folder")

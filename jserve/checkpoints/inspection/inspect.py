@@ -11,7 +11,6 @@ from typing import Any, TypeGuard
 import jax.numpy as jnp
 import numpy as np
 
-from jserve.checkpoints.arrays.key_map import raise_all
 from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.arrays.place import compare
 from jserve.checkpoints.arrays.tree import flatten
@@ -28,14 +27,15 @@ from jserve.checkpoints.inspection.report import (
 )
 from jserve.checkpoints.inspection.stored import Stored, stored
 from jserve.checkpoints.manifest import MANIFEST_NAME, Manifest, read_manifest
+from jserve.checkpoints.names import called
 from jserve.checkpoints.orbax.beside import find_description, places, read_beside_sampling, read_text
 from jserve.checkpoints.orbax.peel import peel
 from jserve.checkpoints.orbax.resembles import resembles
 from jserve.checkpoints.orbax.saved import Saved
 from jserve.checkpoints.orbax.unstack import stacked_axes
+from jserve.checkpoints.problems import raise_all
 from jserve.checkpoints.sources.fetch import fetch
 from jserve.checkpoints.sources.local import LocalFile, LocalFolder
-from jserve.checkpoints.sources.names import called
 from jserve.checkpoints.sources.uri import parse_source
 from jserve.errors import CheckpointError
 from jserve.progress import SILENT, Progress

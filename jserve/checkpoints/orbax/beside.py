@@ -16,9 +16,9 @@ from jserve.checkpoints.hf.families import hf_model
 from jserve.checkpoints.hf.files import CONFIG_NAME, read_json
 from jserve.checkpoints.hf.generation import GENERATION_NAME, named_ends, read_sampling
 from jserve.checkpoints.manifest import MANIFEST_NAME, Manifest, check_ids, parse_manifest
+from jserve.checkpoints.names import resolve_member
 from jserve.checkpoints.orbax.layout import ITEMS
 from jserve.checkpoints.orbax.steps import is_step_name
-from jserve.checkpoints.sources.names import resolve_member
 from jserve.errors import CheckpointError
 from jserve.models.config import ModelConfig
 from jserve.text.from_hf import HfText, has_tokenizer, read_hf_tokenizer

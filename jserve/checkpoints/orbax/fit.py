@@ -6,10 +6,11 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jserve.checkpoints.arrays.key_map import Leaves, Path, raise_all
+from jserve.checkpoints.arrays.key_map import Leaves, Path
 from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.arrays.tree import is_number
 from jserve.checkpoints.orbax.peel import KEPT_OUT, MAX_WRAPPERS, VALUE, WRAPPERS, is_random, refuse_adapters
+from jserve.checkpoints.problems import raise_all
 from jserve.errors import CheckpointError
 
 __all__ = ["Fitted", "fit_tree", "holds"]

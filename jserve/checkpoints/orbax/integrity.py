@@ -13,8 +13,8 @@ from urllib.parse import unquote
 
 import tensorstore as ts
 
+from jserve.checkpoints.names import resolve_member
 from jserve.checkpoints.orbax.array import COPY_FIX
-from jserve.checkpoints.sources.names import resolve_member
 from jserve.errors import CheckpointError
 
 __all__ = ["broken_database", "broken_folders"]

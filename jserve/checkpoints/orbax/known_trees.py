@@ -16,10 +16,11 @@ from functools import cached_property
 from typing import Any
 
 from jserve.checkpoints.arrays.axes import axis_groups, regrouped
-from jserve.checkpoints.arrays.key_map import KeyMap, Path, raise_all
+from jserve.checkpoints.arrays.key_map import KeyMap, Path
 from jserve.checkpoints.arrays.lazy import LazyArray
 from jserve.checkpoints.arrays.tree import is_number
 from jserve.checkpoints.orbax.unstack import spelled, unstack
+from jserve.checkpoints.problems import raise_all
 from jserve.errors import UnsupportedModel
 
 __all__ = ["HfTree", "hf_tensors", "recognise"]

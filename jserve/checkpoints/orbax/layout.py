@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from jserve.checkpoints.arrays.key_map import raise_all
+from jserve.checkpoints.json_file import read_json_file
+from jserve.checkpoints.names import resolve_member
 from jserve.checkpoints.orbax.read import METADATA_NAME
 from jserve.checkpoints.orbax.steps import (
     TEMPORARY,
@@ -26,7 +27,7 @@ from jserve.checkpoints.orbax.steps import (
     step_prefix,
     why_unfinished,
 )
-from jserve.checkpoints.sources.names import resolve_member
+from jserve.checkpoints.problems import raise_all
 from jserve.errors import CheckpointError, SourceError, UnsupportedModel
 
 __all__ = [
@@ -50,7 +51,6 @@ LOOKED_FOR = (
     f"{MARKER}, {CHECKPOINT_METADATA}, {METADATA_NAME}, items ({', '.join(ITEMS)}), steps (23, 0023, step_23), "
     f".zarray folders, {', '.join(MSGPACK)}"
 )
-_MAX_METADATA_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,9 +278,4 @@ def _described(folder: Path) -> _Described:
     path = resolve_member(folder, CHECKPOINT_METADATA)
     if not path.exists():
         return _Described()
-    try:
-        if path.stat().st_size > _MAX_METADATA_BYTES:
-            raise CheckpointError(f"{path} is larger than {_MAX_METADATA_BYTES} bytes; it is not Orbax's")
-        return msgspec.json.decode(path.read_bytes(), type=_Described)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from None
+    return read_json_file(path, _Described, what="description of Orbax's")

@@ -13,6 +13,7 @@ from jserve.checkpoints.encoder import EncoderSettings
 from jserve.checkpoints.hf.files import CONFIG_NAME
 from jserve.checkpoints.hf.sentence_transformer import read_encoder_settings
 from jserve.checkpoints.manifest import MANIFEST_NAME
+from jserve.checkpoints.names import called
 from jserve.checkpoints.orbax.beside import (
     Described,
     places,
@@ -28,7 +29,6 @@ from jserve.checkpoints.orbax.peel import peel, refuse_adapters
 from jserve.checkpoints.orbax.read import Kvstore
 from jserve.checkpoints.orbax.saved import Saved, open_saved
 from jserve.checkpoints.orbax.steps import is_step_name
-from jserve.checkpoints.sources.names import called
 from jserve.errors import UnsupportedModel
 from jserve.progress import SILENT, Progress
 

@@ -15,16 +15,19 @@ from typing import Any
 import msgspec
 import tensorstore as ts
 
-from jserve.checkpoints.arrays.key_map import Path, raise_all
+from jserve.checkpoints.arrays.key_map import Path
 from jserve.checkpoints.arrays.lazy import LazyArray
+from jserve.checkpoints.json_file import read_json_file
+from jserve.checkpoints.names import member_path, resolve_member
 from jserve.checkpoints.orbax.array import CONTEXT, COPY_FIX, StoredArray, raise_store_failure, reason
 from jserve.checkpoints.orbax.integrity import broken_database, broken_folders
 from jserve.checkpoints.orbax.msgpack import read_msgpack
 from jserve.checkpoints.orbax.peel import KEPT_OUT
-from jserve.checkpoints.sources.names import member_path, resolve_member
+from jserve.checkpoints.problems import raise_all
 from jserve.errors import CheckpointError
 
 __all__ = [
+    "INLINE_NAME",
     "METADATA_NAME",
     "OCDBT_MANIFEST",
     "Kvstore",
@@ -35,6 +38,8 @@ __all__ = [
 ]
 
 METADATA_NAME = "_METADATA"
+INLINE_NAME = "checkpoint"
+"""The msgpack file of small arrays that old Orbax wrote beside the folders of others."""
 OCDBT_MANIFEST = "manifest.ocdbt"
 _MAX_METADATA_BYTES = 64 << 20
 _MAX_ARRAYS = 200_000
@@ -157,8 +162,8 @@ def read_folders(folder: FilePath, *, base: Kvstore | None = None) -> StoredTree
 
     Old Orbax keeps small arrays in a msgpack file beside them. Raises as ``read_tree`` does.
     """
-    inline = folder / "checkpoint"
-    arrays = read_msgpack(resolve_member(folder, inline.name)) if inline.is_file() else {}
+    inline = folder / INLINE_NAME
+    arrays = read_msgpack(resolve_member(folder, INLINE_NAME)) if inline.is_file() else {}
     absent: tuple[Path, ...] = ()
     drivers = []
     for file, driver in ((".zarray", "zarr"), ("zarr.json", "zarr3")):
@@ -250,14 +255,7 @@ def _open_arrays(
 def _read_metadata(folder: FilePath) -> _TreeMetadata:
     """``_METADATA`` of ``folder``. Raises CheckpointError where it is missing or damaged."""
     path = resolve_member(folder, METADATA_NAME)
-    try:
-        if path.stat().st_size > _MAX_METADATA_BYTES:
-            raise CheckpointError(f"{path} is larger than {_MAX_METADATA_BYTES} bytes; it is not Orbax's metadata")
-        metadata = msgspec.json.decode(path.read_bytes(), type=_TreeMetadata)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from None
+    metadata = read_json_file(path, _TreeMetadata, what="metadata of Orbax's", max_bytes=_MAX_METADATA_BYTES)
     paths = metadata.paths()
     if len(paths) > _MAX_ARRAYS or any(len(name) > _MAX_DEPTH for name in paths):
         raise CheckpointError(

@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import json
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -15,6 +15,8 @@ import msgspec
 from jserve.errors import CheckpointError, ConfigError, JserveError
 
 __all__ = ["read_config", "unreadable"]
+
+_UNIONS = (Union, types.UnionType)
 
 
 def read_config(path: Path, kind: Any) -> Any:
@@ -51,7 +53,7 @@ def unreadable(of: Any, error: Exception) -> ConfigError:
 
 def _named_kind(annotation: Any) -> Any:
     """The dataclass that ``annotation`` stands for, None for a dict; ``X | None`` counts as X."""
-    if get_origin(annotation) in (Union, types.UnionType):
+    if get_origin(annotation) in _UNIONS:
         inner = [kind for kind in get_args(annotation) if kind is not type(None)]
         annotation = inner[0] if len(inner) == 1 else annotation
     if annotation in (Any, None, dict, Mapping) or get_origin(annotation) in (dict, Mapping):
@@ -94,9 +96,21 @@ def _dataclass(kind: Any, values: Mapping[str, Any], where: str, wrong: list[str
 
 
 def _value(hint: Any, value: Any, where: str, wrong: list[str]) -> Any:
-    inner = [kind for kind in get_args(hint) if dataclasses.is_dataclass(kind)] or [hint]
-    if dataclasses.is_dataclass(inner[0]) and isinstance(value, dict):
-        return _dataclass(inner[0], value, f"{where}.", wrong)
+    """``value`` as ``hint``; every problem goes to ``wrong``, and then None comes back."""
+    for kind in get_args(hint) if get_origin(hint) in _UNIONS else [hint]:
+        origin, args = get_origin(kind), get_args(kind)
+        if isinstance(value, dict) and dataclasses.is_dataclass(kind):
+            return _dataclass(kind, value, f"{where}.", wrong)
+        if isinstance(value, dict) and origin in (dict, Mapping) and _holds_dataclass(kind):
+            keys = [_value(args[0], key, f"{where}.{key}", wrong) for key in value]
+            return dict(zip(keys, [_value(args[1], value[key], f"{where}.{key}", wrong) for key in value], strict=True))
+        if isinstance(value, list) and origin in (list, tuple, Sequence) and _holds_dataclass(kind):
+            each = args if origin is tuple and args[-1] is not Ellipsis else args[:1] * len(value)
+            if len(each) != len(value):
+                wrong.append(f"{where} has {len(value)} values; wanted {len(each)}")
+                return None
+            read = [_value(each[i], inner, f"{where}[{i}]", wrong) for i, inner in enumerate(value)]
+            return tuple(read) if origin is tuple else read
     try:
         return msgspec.convert(value, hint)
     except msgspec.ValidationError as error:
@@ -104,3 +118,7 @@ def _value(hint: Any, value: Any, where: str, wrong: list[str]) -> Any:
     except TypeError:  # a type that JSON has no form for, such as a dtype: the dataclass itself may read it
         return value
     return None
+
+
+def _holds_dataclass(hint: Any) -> bool:
+    return dataclasses.is_dataclass(hint) or any(map(_holds_dataclass, get_args(hint)))

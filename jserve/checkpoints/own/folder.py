@@ -16,10 +16,10 @@ from jserve.checkpoints.arrays.key_map import Path as LeafPath
 from jserve.checkpoints.arrays.place import compare, place
 from jserve.checkpoints.arrays.tree import flatten
 from jserve.checkpoints.manifest import TOKENIZER_NAME
+from jserve.checkpoints.names import resolve_member
 from jserve.checkpoints.orbax.beside import filled_in, places, read_text
 from jserve.checkpoints.orbax.fit import Fitted, fit_tree
 from jserve.checkpoints.orbax.saved import Saved, open_saved
-from jserve.checkpoints.sources.names import resolve_member
 from jserve.checkpoints.sources.nearby import instead
 from jserve.checkpoints.sources.uri import StoreSource, parse_store
 from jserve.errors import CheckpointError, ConfigError, SourceError

@@ -72,6 +72,7 @@ def open_own(
     with arrays.in_words():
         own = build_own_module(target, where=arrays.where, dtype=default_dtype if dtype is None else dtype)
         read, chat_template, path = _read_text(tokenizer, arrays.where)
+        generation = read_beside_sampling(arrays.where)
     if read is None:
         words = "no tokenizer beside the checkpoint: only token ids are served"
     else:
@@ -85,7 +86,7 @@ def open_own(
         load=lambda shapes: arrays.restore(shapes, ignored=own.random, unsaved=own.unsaved),
         tokenizer=read,
         chat_template=chat_template,
-        generation=read_beside_sampling(arrays.where),
+        generation=generation,
     )
 
 

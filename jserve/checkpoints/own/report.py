@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Collection
-from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -39,11 +38,20 @@ def inspect_own(
     to describe: it cannot be built, or the folder holds no checkpoint.
     """
     progress = progress or SILENT
-    arrays = None if checkpoint is None else open_arrays(checkpoint, progress=progress)
+    serve = _serve(target, checkpoint, tokenizer)
+    if checkpoint is None:
+        return _described(target, None, tokenizer=tokenizer, check=check, serve=serve, progress=progress)
+    arrays = open_arrays(checkpoint, progress=progress)
+    with arrays.in_words():
+        return arrays.said(_described(target, arrays, tokenizer=tokenizer, check=check, serve=serve, progress=progress))
+
+
+def _described(
+    target: str, arrays: OwnArrays | None, *, tokenizer: str | None, check: bool, serve: str, progress: Progress
+) -> InspectReport:
     where = () if arrays is None else arrays.where
-    with nullcontext() if arrays is None else arrays.in_words():
-        own = build_own_module(target, where=where, dtype=jnp.dtype(jnp.float32))
-        text, path = read_own_text(tokenizer, where)
+    own = build_own_module(target, where=where, dtype=jnp.dtype(jnp.float32))
+    text, path = read_own_text(tokenizer, where)
     leaves = flatten(nnx.state(own.module))
     problem, params, stored = (None, None, None) if arrays is None else _fit(own, arrays, restore=check)
     facts: dict[str, Any] = {}
@@ -65,7 +73,7 @@ def inspect_own(
         findings = check_contract(own.module, params, vocab_size=facts["vocab_size"])
     served = problem is None and not any(finding.severity == "error" for finding in findings or ())
     shown = _parameters(leaves) if arrays is None else saved_arrays(arrays.saved, stored)
-    report = InspectReport(
+    return InspectReport(
         name=own.name,
         model=target,
         own=True,
@@ -78,10 +86,9 @@ def inspect_own(
         max_position=length_if_known(own.module),
         findings=findings,
         problem=problem,
-        serve=_serve(target, checkpoint, tokenizer) if served else None,
+        serve=serve if served else None,
         **{**facts, "config_path": None if own.config_path is None else str(own.config_path)},
     )
-    return report if arrays is None else arrays.said(report)
 
 
 def _serve(target: str, checkpoint: str | None, tokenizer: str | None) -> str:

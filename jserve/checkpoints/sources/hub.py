@@ -19,6 +19,7 @@ from typing import Any
 from jserve.checkpoints.hf.folder import CONFIG_NAME, TEXT_SUFFIXES
 from jserve.checkpoints.hf.shards import INDEX_NAME, read_index, single_name
 from jserve.checkpoints.manifest import ARRAYS_FOLDER, MANIFEST_NAME
+from jserve.checkpoints.names import member_path, refuse_pickle
 from jserve.checkpoints.orbax.layout import (
     CHECKPOINT_METADATA,
     LOOKED_FOR,
@@ -29,7 +30,6 @@ from jserve.checkpoints.orbax.layout import (
 from jserve.checkpoints.orbax.read import METADATA_NAME
 from jserve.checkpoints.orbax.steps import COMMITTED
 from jserve.checkpoints.sources.local import is_hf
-from jserve.checkpoints.sources.names import member_path, refuse_pickle
 from jserve.checkpoints.sources.uri import HubSource
 from jserve.errors import CheckpointError, SourceError, UnsupportedModel
 from jserve.progress import Progress

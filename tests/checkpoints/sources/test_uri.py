@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from jserve.checkpoints.names import PICKLES, member_path, resolve_member
 from jserve.checkpoints.sources.fetch import fetch
 from jserve.checkpoints.sources.local import LocalFolder
-from jserve.checkpoints.sources.names import PICKLES, member_path, resolve_member
 from jserve.checkpoints.sources.uri import ClassSource, HubSource, LocalSource, PypiSource, StoreSource, parse_source
 from jserve.config import DEFAULT_MODEL
 from jserve.errors import SourceError, UnsupportedModel

@@ -31,6 +31,7 @@ _PIECE_BYTES = 16 << 20
 """Of one request, when a large object is copied: each is tried again alone."""
 _MAX_NAME = 255
 _DENIED = ("PermissionDeniedError", "UnauthenticatedError")
+_STATUS = re.compile(r"status code: (\d{3})")
 _ROLE = re.compile(r"token request|169\.254\.|metadata\.google|credential", re.IGNORECASE)
 """Of messages on a machine's role that cannot be had."""
 
@@ -42,8 +43,15 @@ class StoredObject:
     key: str
     size: int
     """Bytes."""
-    tag: str
-    """The ETag of these contents; empty where the store gives none."""
+    etag: str | None
+    """Of these contents; None where the store gives none."""
+    written: str
+    """When."""
+
+    @property
+    def tag(self) -> str:
+        """Another one for other contents, as far as the store tells."""
+        return self.etag or self.written
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +93,14 @@ class Bucket:
     def uri(self, key: str) -> str:
         return f"{self._root}/{key}" if key else self._root
 
-    def children(self, folder: str) -> Children:
-        """What is right inside ``folder``; nothing where it is not there."""
-        listed = self._ask(folder, self._list, folder)
+    def children(self, folder: str, *, if_allowed: bool = False) -> Children:
+        """What is right inside ``folder``; nothing where it is not there, or with ``if_allowed`` may not be listed."""
+        try:
+            listed = self._list(folder)
+        except Exception as error:
+            if if_allowed and _is_denied(error):
+                return Children(files={}, folders=())
+            raise self._said(error, folder) from None
         start = f"{folder}/" if folder else ""
         found = [self._object(meta) for meta in listed["objects"]]
         files = {stored.key.removeprefix(start): stored for stored in found if stored.key != folder}
@@ -120,6 +133,10 @@ class Bucket:
         found = self._each(lambda key: self._head(key, if_allowed=if_allowed), keys)
         return {key: stored for key, stored in found.items() if stored is not None}
 
+    def read(self, stored: StoredObject) -> bytes:
+        """All of a small object. Raises SourceError where it has changed since it was looked at."""
+        return bytes(self._ask(stored.key, self._piece, stored, 0, stored.size)) if stored.size else b""
+
     def copy(self, files: Mapping[StoredObject, Path], advance: Callable[[int], None]) -> None:
         """Copy objects as they were when they were looked at; ``advance`` hears of bytes, from this thread.
 
@@ -151,8 +168,8 @@ class Bucket:
             out.write(data)
 
     def _piece(self, stored: StoredObject, start: int, end: int) -> Any:
-        # An object that changed under the copy is refused by the store itself.
-        options = {"range": (start, end), **({"if_match": stored.tag} if stored.tag else {})}
+        # An object that changed under the copy is refused by the store itself, if it gives ETags.
+        options = {"range": (start, end), **({"if_match": stored.etag} if stored.etag else {})}
         return self._obstore.get(self._store, stored.key, options=options).bytes()
 
     def _head(self, key: str, *, if_allowed: bool) -> StoredObject | None:
@@ -161,7 +178,7 @@ class Bucket:
         except FileNotFoundError:
             return None
         except Exception as error:
-            if if_allowed and type(error).__name__ in _DENIED:
+            if if_allowed and _is_denied(error):
                 return None
             raise self._said(error, key) from None
 
@@ -188,14 +205,15 @@ class Bucket:
             raise self._said(error, key) from None
 
     def _object(self, meta: Mapping[str, Any]) -> StoredObject:
-        return StoredObject(key=meta["path"], size=meta["size"], tag=meta["e_tag"] or "")
+        written = meta["last_modified"].isoformat()
+        return StoredObject(key=meta["path"], size=meta["size"], etag=meta["e_tag"] or None, written=written)
 
     def _said(self, error: Exception, key: str) -> SourceError:
         """What obstore says, in a line, and what can be done."""
         uri, text = self.uri(key), str(error).split("\n\nDebug source", 1)[0]
         kind = type(error).__name__
         code = re.search(r"<Code>(\w+)</Code>", text)
-        status = re.search(r"status code: (\d{3})", text)
+        status = _STATUS.search(text)
         at = f" at {self.access.endpoint}" if self.access.endpoint else ""
         if kind == "InvalidPathError":
             name = re.search(r'Path "([^"]*)"', text)
@@ -207,8 +225,7 @@ class Bucket:
             return SourceError(f"{uri} changed while it was read", fix="run the command again")
         if code and code[1] == "NoSuchBucket":
             return SourceError(f"{self._root} does not exist{at}", fix="check the bucket's name, and the endpoint")
-        denied = kind in _DENIED
-        if denied or (status and status[1] in ("401", "403")) or _ROLE.search(text):
+        if _is_denied(error) or _ROLE.search(text):
             why = code[1] if code else f"HTTP {status[1]}" if status else text.splitlines()[0][:200]
             return SourceError(f"{uri} may not be read by {self.access.identity}: {why}", fix=self._credentials_fix())
         if isinstance(error, TimeoutError | asyncio.TimeoutError) or "error sending request" in text:
@@ -227,6 +244,12 @@ class Bucket:
                 "AWS_SKIP_SIGNATURE=true"
             )
         return "gcloud auth application-default login, or for a public bucket GOOGLE_SKIP_SIGNATURE=true"
+
+
+def _is_denied(error: Exception) -> bool:
+    """Whether the store answered that whoever asks has no right. Of listings obstore has no class for that."""
+    status = _STATUS.search(str(error))
+    return type(error).__name__ in _DENIED or (status is not None and status[1] in ("401", "403"))
 
 
 def _is_name(name: str) -> bool:

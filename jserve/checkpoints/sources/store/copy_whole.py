@@ -1,7 +1,7 @@
 """What a URI of an object store holds: a checkpoint whose arrays are read where they are, or files that are copied.
 
-Copied are those that cannot be read in parts over a network: safetensors, GGUF and Flax's msgpack files. Each is kept
-by itself, so that a copy that was broken off goes on with the next file.
+Copied are those that cannot be read in parts over a network: safetensors, GGUF and msgpack files. Each is kept by
+itself, so that a copy that was broken off goes on with the next file.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from jserve.checkpoints.cache import make_once
 from jserve.checkpoints.hf.shards import weight_files
 from jserve.checkpoints.orbax.layout import find_layouts
+from jserve.checkpoints.orbax.read import INLINE_NAME
 from jserve.checkpoints.sources.local import LocalFile, LocalFolder, local
 from jserve.checkpoints.sources.store.in_words import InWords, store_cache
 from jserve.checkpoints.sources.store.mirror import Mirror, copy_object, mirror
@@ -38,14 +39,13 @@ def fetch_from_store(source: StoreSource, *, progress: Progress) -> LocalFile | 
     with found.words.errors():
         kind = local(found.folder)
         assert isinstance(kind, LocalFolder)
-        path = None
         if kind.kind == "hf":
-            path = _with_weights(found, progress)
-        elif kind.kind == "orbax" and (file := _msgpack(found)) is not None:
-            path = _whole(found, [file], progress)
-    if path is not None:
-        return LocalFolder(path=path, kind=kind.kind, words=InWords.of(source, path))
-    return LocalFolder(path=found.folder, kind=kind.kind, mirror=found, words=found.words)
+            got: Mirror | Path = _with_weights(found, progress)
+        else:
+            got = _with_msgpack(found, progress) if kind.kind == "orbax" else found
+    if isinstance(got, Path):
+        return LocalFolder(path=got, kind=kind.kind, words=InWords.of(source, got))
+    return LocalFolder(path=got.folder, kind=kind.kind, mirror=got, words=got.words)
 
 
 def fetch_checkpoint(source: StoreSource, *, progress: Progress) -> Mirror | Path:
@@ -54,22 +54,26 @@ def fetch_checkpoint(source: StoreSource, *, progress: Progress) -> Mirror | Pat
     if isinstance(found, Path):
         return found
     with found.words.errors():
-        file = _msgpack(found)
-    return found if file is None else _whole(found, [file], progress)
+        return _with_msgpack(found, progress)
 
 
-def _msgpack(found: Mirror) -> Path | None:
-    """Flax's msgpack file, if that is what would be read."""
-    layout = find_layouts(found.folder)[0]
-    return layout.arrays if layout.kind == "msgpack" else None
+def _with_msgpack(found: Mirror, progress: Progress) -> Mirror | Path:
+    """``found`` with the msgpack files that are read: a path where such a file is all, and no arrays lie elsewhere."""
+    layouts = find_layouts(found.folder)
+    if layouts[0].kind == "msgpack":
+        return _whole(found, [layouts[0].arrays], progress).folder
+    beside = [layout.arrays / INLINE_NAME for layout in layouts if layout.kind == "zarr"]
+    beside = [file for file in beside if file.is_file()]
+    return _whole(found, beside, progress) if beside else found
 
 
 def _with_weights(found: Mirror, progress: Progress) -> Path:
-    return _whole(found, [path for path in weight_files(found.folder) if path.suffix == ".safetensors"], progress)
+    files = [path for path in weight_files(found.folder) if path.suffix == ".safetensors"]
+    return _whole(found, files, progress).folder
 
 
-def _whole(found: Mirror, files: list[Path], progress: Progress) -> Path:
-    """A folder like that of ``found``, in which ``files`` have their contents, those that are there."""
+def _whole(found: Mirror, files: list[Path], progress: Progress) -> Mirror:
+    """``found`` in another folder, in which ``files`` have their contents, those that are there."""
     keys = {path: found.key(path) for path in files}
     objects = found.bucket.look(keys.values())
     there = {path: objects[key] for path, key in keys.items() if key in objects}
@@ -96,7 +100,7 @@ def _whole(found: Mirror, files: list[Path], progress: Progress) -> Path:
             _link(copy, scratch / name)
 
     make_once(root, check=check, make=make, progress=progress)
-    return root / found.folder.relative_to(found.root)
+    return replace(found, root=root)
 
 
 def _link(file: Path, name: Path) -> None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from jserve.checkpoints.cache import make_once
+from jserve.checkpoints.names import refuse_pickle
 from jserve.checkpoints.orbax.read import Kvstore
-from jserve.checkpoints.sources.names import refuse_pickle
 from jserve.checkpoints.sources.store.bucket import Bucket, StoredObject
 from jserve.checkpoints.sources.store.in_words import InWords, store_cache
 from jserve.checkpoints.sources.store.plan import Plan, make_plan
@@ -34,7 +34,6 @@ class Mirror:
     bucket: Bucket
     root: Path
     """Of the copy; the bucket's keys are in the folder ``root / source.bucket``."""
-    plan: Plan
 
     @property
     def folder(self) -> Path:
@@ -96,7 +95,7 @@ def mirror(source: StoreSource, *, progress: Progress) -> Mirror | Path:
         progress.done()
 
     make_once(root, check=check, make=make, progress=progress)
-    return Mirror(source=source, bucket=bucket, root=root, plan=plan)
+    return Mirror(source=source, bucket=bucket, root=root)
 
 
 def copy_object(bucket: Bucket, stored: StoredObject, *, progress: Progress) -> Path:

@@ -1,16 +1,22 @@
 """Which objects of a bucket a checkpoint's readers look at before they read arrays: a few small files, and names.
 
 The readers ask a folder on disk. What is planned here becomes such a folder: files with their contents, files that only
-have to be there, and folders. Arrays are never among them, nor anything of steps that nobody will open. What is a step,
-an item or finished is said by ``orbax/layout.py`` alone; here is only what it must be able to see.
+have to be there, and folders. Arrays are never among them, nor anything of steps that nobody will open. Which step and
+which item is taken, ``orbax/layout.py`` says of that folder. What it will want to look into is told beforehand here, by
+the same rules: where those change, this must change with them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
+from typing import Any
+
+import msgspec
 
 from jserve.checkpoints.hf.folder import TEXT_SUFFIXES
+from jserve.checkpoints.hf.sentence_transformer import MODULES_NAME, SETTINGS_NAMES, module_settings
+from jserve.checkpoints.names import member_path
 from jserve.checkpoints.orbax.layout import CHECKPOINT_METADATA, ITEMS, MARKER, MSGPACK
 from jserve.checkpoints.orbax.read import METADATA_NAME, OCDBT_MANIFEST
 from jserve.checkpoints.orbax.steps import COMMITTED, TEMPORARY, is_step_name, step_number, step_prefix
@@ -37,6 +43,7 @@ _TEXTS = (
     "merges.txt",
     "chat_template.jinja",
     "chat_template.json",
+    *SETTINGS_NAMES,
 )
 """Asked for by name in folders that are not listed."""
 _MAX_FILE_BYTES = 200 << 20
@@ -82,9 +89,10 @@ def make_plan(bucket: Bucket, path: str, top: Children) -> Plan:
     is_tree = any(name in top.files for name in (METADATA_NAME, MARKER, CHECKPOINT_METADATA))
     if not whole or (not is_tree and any(is_step_name(name) for name in top.folders)):
         _look_at_steps(bucket, plan, path, top)
-    if not _temporary(path) and step_number(PurePosixPath(path).name) is not None and COMMITTED not in top.files:
-        _look_beside(bucket, plan, path)
+    _look_beside(bucket, plan, path, top)
     _look_above(bucket, plan, path)
+    plan.check_bounds(bucket)
+    _look_at_modules(bucket, plan, path)
     plan.check_bounds(bucket)
     return plan
 
@@ -114,9 +122,6 @@ def _look(bucket: Bucket, plan: Plan, folder: str, inside: Children) -> bool:
                 for key, stored in arrays.items():
                     plan.take(key, stored)
                 found |= {name} if arrays else set()
-    modules = bucket.look(_join(folder, name, "config.json") for name in others if "modules.json" in inside.files)
-    for key, stored in modules.items():
-        plan.take(key, stored)
     return bool(found) or any(name in inside.files for name in (MARKER, *MSGPACK))
 
 
@@ -152,26 +157,56 @@ def _look_at_steps(bucket: Bucket, plan: Plan, folder: str, inside: Children) ->
         plan.folders -= {_join(folder, name) for name in finished if name not in opened}
 
 
-def _look_beside(bucket: Bucket, plan: Plan, path: str) -> None:
-    """Whether steps beside the one that was named have the file of finished ones."""
-    run = path.rpartition("/")[0]
-    steps = [name for name in bucket.children(run).folders if step_number(name) is not None]
-    for key, stored in bucket.look(_join(run, name, COMMITTED) for name in steps[-_MAX_STEPS:]).items():
+def _look_beside(bucket: Bucket, plan: Plan, path: str, top: Children) -> None:
+    """Whether the step that was named, or an item of it, and others like it have the file of finished ones.
+
+    A right may end at ``path``: then nothing is known of others, and the step counts as finished.
+    """
+    step = PurePosixPath(path) if step_prefix(PurePosixPath(path).name) is not None else PurePosixPath(path).parent
+    prefix = step_prefix(step.name)
+    if prefix is None or (str(step) == path and COMMITTED in top.files):
+        return
+    run = _key(step.parent)
+    like = [name for name in bucket.children(run, if_allowed=True).folders if step_prefix(name) == prefix]
+    keys = {_join(run, name, COMMITTED) for name in (step.name, *like[-_MAX_STEPS:])}
+    for key, stored in bucket.look(keys, if_allowed=True).items():
         plan.take(key, stored)
 
 
 def _look_above(bucket: Bucket, plan: Plan, path: str) -> None:
     """Texts of the folders that ``orbax/beside.py`` looks into above ``path``; a right may end at ``path``."""
-    above = [str(parent) for parent in PurePosixPath(path).parents if path]
+    above = [_key(parent) for parent in PurePosixPath(path).parents if path]
     depth = 2
     name = PurePosixPath(path).name
     if name in ITEMS:
         depth, name = depth + 1, PurePosixPath(path).parent.name
     if is_step_name(name):
         depth += 1
-    keys = [_join("" if parent == "." else parent, text) for parent in above[:depth] for text in _TEXTS]
+    keys = [_join(parent, text) for parent in above[:depth] for text in _TEXTS]
     for key, stored in bucket.look(keys, if_allowed=True).items():
         plan.take(key, stored)
+
+
+def _look_at_modules(bucket: Bucket, plan: Plan, path: str) -> None:
+    """Settings that each modules.json names, in folders below it. What is wrong with one, its reader says."""
+    found = [(key, stored) for key, stored in plan.copied.items() if PurePosixPath(key).name == MODULES_NAME]
+    for key, stored in found:
+        folder = PurePosixPath(key).parent
+        keys = [str(folder / name) for name in _named_modules(bucket.read(stored))]
+        for inner, settings in bucket.look(keys, if_allowed=not folder.is_relative_to(path)).items():
+            plan.take(inner, settings)
+
+
+def _named_modules(data: bytes) -> list[str]:
+    try:
+        names = module_settings(msgspec.json.decode(data, type=list[dict[str, Any]]))
+        return [str(member_path(name, of=MODULES_NAME)) for name in names]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, SourceError):
+        return []
+
+
+def _key(path: PurePosixPath) -> str:
+    return "" if path == PurePosixPath() else str(path)
 
 
 def _temporary(name: str) -> bool:

@@ -1,10 +1,13 @@
 """An S3 on loopback: moto's server, in this process, with every request written down."""
 
 import hashlib
+import json
+import re
 import sys
 import threading
 import urllib.request
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import obstore
 import pytest
@@ -48,6 +51,19 @@ class Store:
     def deny(self, *keys):
         """Until ``deny()``: refuse what begins so."""
         self._server.denied = tuple(f"/{self.bucket}/{key}" for key in keys)
+        self._server.allowed, self._server.etags = "", True
+
+    def end_right_at(self, folder):
+        """Until ``deny()``: refuse to read and to list all but what is in ``folder``."""
+        self._server.allowed = f"/{self.bucket}/{folder}/"
+
+    def forget_etags(self):
+        """Until ``deny()``: give none."""
+        self._server.etags = False
+
+    def date(self, key, when):
+        """Say of ``key`` that it was written at ``when``."""
+        s3_backends["123456789012"]["aws"].get_object(self.bucket, key).last_modified = when
 
     def forget(self):
         self._server.requests.clear()
@@ -78,7 +94,7 @@ class _Server:
                 pass
 
         self.requests = []
-        self.denied = ()
+        self.denied, self.allowed, self.etags = (), "", True
         self._app = DomainDispatcherApplication(create_backend_app)
         self._http = make_server("127.0.0.1", 0, self._count, threaded=True, request_handler=Quiet)
         self.url = f"http://127.0.0.1:{self._http.server_port}"
@@ -87,11 +103,22 @@ class _Server:
 
     def _count(self, environ, start_response):
         self.requests.append((environ["REQUEST_METHOD"], environ["PATH_INFO"]))
-        denied = self.denied and environ["PATH_INFO"].startswith(self.denied)
+        path = environ["PATH_INFO"]
+        asked = f"{path}/{''.join(parse_qs(environ['QUERY_STRING']).get('prefix', []))}"
+        denied = (self.denied and path.startswith(self.denied)) or not asked.startswith(self.allowed)
         if denied or KEY not in environ.get("HTTP_AUTHORIZATION", ""):
             start_response("403 Forbidden", [("Content-Type", "application/xml")])
             return [b"<Error><Code>InvalidAccessKeyId</Code><Message>unknown</Message></Error>"]
-        return self._app(environ, start_response)
+        return self._app(environ, start_response) if self.etags else self._without_etags(environ, start_response)
+
+    def _without_etags(self, environ, start_response):
+        answers = []
+        body = b"".join(self._app(environ, lambda status, headers, *rest: answers.append((status, headers))))
+        body = re.sub(rb"<ETag>.*?</ETag>", b"", body)
+        ((status, headers),) = answers
+        headers = {name.lower(): value for name, value in headers if name.lower() != "etag"}
+        start_response(status, list((headers | ({"content-length": str(len(body))} if body else {})).items()))
+        return [body]
 
     def stop(self):
         self._http.shutdown()
@@ -122,3 +149,27 @@ def s3(s3_server, monkeypatch, tmp_path, request):
     store.forget()
     yield store
     store.deny()
+
+
+@pytest.fixture(scope="module")
+def params():
+    from flax import nnx
+    from saving import Tiny
+
+    return nnx.to_pure_dict(nnx.state(Tiny(nnx.Rngs(0)), nnx.Param))
+
+
+@pytest.fixture(scope="module")
+def llama_run(tmp_path_factory):
+    """A run with its settings and its tokenizer above a folder of steps."""
+    from saving import save_steps
+    from trees import LLAMA, hf_weights, nested
+
+    from jserve.testing.tokenizer import ByteTokenizer
+
+    root = tmp_path_factory.mktemp("llama") / "tiny-llama"
+    config = LLAMA | {"vocab_size": 260}
+    save_steps(root / "steps", {1: nested(hf_weights(config))})
+    (root / "config.json").write_text(json.dumps(config))
+    (root / "tokenizer.json").write_text(ByteTokenizer().to_json())
+    return root

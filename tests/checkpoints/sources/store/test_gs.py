@@ -1,18 +1,12 @@
 """gs:// through real clients, against a stand-in on loopback."""
 
 import pytest
-from flax import nnx
 from gcs import Gcs
-from saving import WRITERS, Tiny, assert_same, save_steps, shapes
+from saving import WRITERS, assert_same, save_steps, shapes
 
 from jserve.checkpoints.orbax.fit import fit_tree
 from jserve.checkpoints.own.folder import open_arrays
 from jserve.errors import SourceError
-
-
-@pytest.fixture(scope="module")
-def params():
-    return nnx.to_pure_dict(nnx.state(Tiny(nnx.Rngs(0)), nnx.Param))
 
 
 @pytest.fixture
