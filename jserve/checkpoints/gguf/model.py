@@ -50,6 +50,12 @@ _SAMPLING: Mapping[str, str] = {
     "general.sampling.top_k": "top_k",
     "general.sampling.min_p": "min_p",
 }
+_NEUTRAL: Mapping[str, float] = {
+    "general.sampling.mirostat": 0,
+    "general.sampling.penalty_repeat": 1,
+    "general.sampling.xtc_probability": 0,
+}
+"""What llama.cpp samples by and is not built here, with the value that changes nothing."""
 
 
 def architecture(file: GgufFile) -> Architecture:
@@ -131,4 +137,9 @@ def _read(file: GgufFile, tensor: GgufTensor, region: Region) -> np.ndarray:
 
 def _generation(metadata: Mapping[str, Any]) -> dict[str, int | float]:
     found = {name: metadata[key] for key, name in _SAMPLING.items() if key in metadata}
+    found |= {
+        key.rpartition(".")[2]: metadata[key]
+        for key, neutral in _NEUTRAL.items()
+        if metadata.get(key, neutral) != neutral
+    }
     return {name: value for name, value in found.items() if isinstance(value, int | float)}

@@ -152,7 +152,7 @@ def read_ends(where: Sequence[Path], described: Described) -> tuple[int, ...]:
     return named_ends(configured | {described.path: described.values}, vocab_size=described.config.vocab_size)
 
 
-def read_beside_sampling(where: Sequence[Path]) -> dict[str, int | float]:
-    """The nearest defaults for sampling (see ``read_sampling``)."""
+def read_beside_sampling(where: Sequence[Path]) -> dict[str, Any]:
+    """The nearest settings for sampling (see ``read_sampling``)."""
     path = find_beside(where, GENERATION_NAME)
     return {} if path is None else read_sampling(path.parent)
