@@ -3,6 +3,8 @@
 import itertools
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,7 @@ from flax import nnx
 from jserve import LLM, SamplingParams
 from jserve.models.check import check_contract
 from jserve.models.naive import naive_generate
+from jserve.models.own import for_serving, length_of
 from jserve.progress import SILENT
 from jserve.testing.models import tiny_llama
 
@@ -103,6 +106,20 @@ class LinenGood(nn.Module):
 )
 def test_a_module_that_keeps_the_contract_comes_out_clean(module):
     assert check_contract(module, vocab_size=V) == []
+
+
+class LinenWithConfig(LinenGood):
+    max_position: int | None = None
+    config: Any = None
+
+
+@pytest.mark.parametrize("config", [{"max_position": 16}, SimpleNamespace(max_position=16)], ids=["dict", "object"])
+def test_a_length_may_stand_on_the_config_of_either_kind_of_module(config):
+    module = Good(nnx.Rngs(0))
+    module.max_position, module.config = None, config
+    for kind in (module, LinenWithConfig(config=config)):
+        assert length_of(for_serving(kind)) == 16
+        assert check_contract(kind) == []
 
 
 def test_our_llama_comes_out_clean_by_graph_and_by_module():
