@@ -1,7 +1,6 @@
 """A Hugging Face folder is served as it is: values, settings, text, and what is refused before a start."""
 
 import json
-import re
 from pathlib import Path
 
 import jax
@@ -22,7 +21,6 @@ from jserve.errors import CheckpointError, SourceError, UnsupportedModel
 from jserve.load.mesh import build_mesh
 from jserve.load.source import find_source
 from jserve.models.naive import naive_generate
-from jserve.progress import SILENT
 from jserve.testing.gguf import CHAT_TEMPLATE, TINY_TOKENS
 from jserve.testing.hf import write_tiny_hf
 from sharding.mesh import MeshSpec
@@ -133,14 +131,6 @@ def test_sampling_that_is_neutral_is_not_told(tmp_path):
     report = inspect(str(tmp_path / "m"))
     assert (report.generation, report.not_built) == ({"top_k": 5}, {})
     assert "not built" not in str(report)
-
-
-def test_defaults_that_no_request_may_ask_for_are_refused_in_the_words_of_the_user(tmp_path):
-    write_tiny_hf(tmp_path / "m", generation={"temperature": -1})
-    config = ServeConfig(model=str(tmp_path / "m"))
-    words = f"the sampling defaults of {config.model} are not allowed: temperature is -1; allowed are 0 to 100"
-    with pytest.raises(CheckpointError, match=re.escape(words)):
-        find_source(config, build_mesh("")[1], model=None, tokenizer=None, progress=SILENT)
 
 
 def test_sampling_defaults_of_a_wrong_kind(tmp_path):
