@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
+    "DEFAULTABLE",
     "MAX_CHOICES",
     "MAX_LOGPROBS",
     "MAX_STOP_STRINGS",
@@ -53,6 +54,9 @@ MAX_STOP_TOKENS = 16
 """Most stop token ids of one request, the model's own EOS ids included."""
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_BYTES = 256
+
+DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p")
+"""Fields of SamplingParams for which a checkpoint may have a default."""
 
 Message: TypeAlias = Mapping[str, str]
 """One chat turn: ``{"role": ..., "content": ...}``."""

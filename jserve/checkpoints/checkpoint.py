@@ -13,7 +13,8 @@ from jserve.checkpoints.arrays.key_map import Path as LeafPath
 from jserve.checkpoints.encoder import EncoderSettings
 from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.models.config import ModelConfig
-from jserve.text.chat_template import ChatTemplate, model_template
+from jserve.text.chat_template import ChatTemplate
+from jserve.text.generating import model_template
 from jserve.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -46,8 +47,9 @@ class Checkpoint:
     tokenizer: Tokenizer | None
     chat_template: str | None
     """The template's source."""
-    generation: Mapping[str, int | float]
-    """Sampling defaults: temperature, top_p, top_k, min_p, where the checkpoint names them."""
+    generation: Mapping[str, Any]
+    """What the checkpoint says of sampling: defaults for DEFAULTABLE fields, which are served, and settings that change
+    the tokens chosen and are not built, by the names that its format has for them."""
     eos_ids: tuple[int, ...]
     source: str
     """The MODEL that it came from first."""
@@ -78,9 +80,11 @@ class Checkpoint:
         return str(self.path) if self.words is None else self.words.said(str(self.path))
 
     def template(self) -> ChatTemplate | None:
-        """The model's own template, or None where it has none or there is no tokenizer. Raises CheckpointError where
-        it does not compile."""
-        return None if self.tokenizer is None else model_template(self.chat_template, self.tokenizer)
+        """The model's own template, or None where it has none, there is no tokenizer, or it is an encoder. Raises as
+        ``model_template`` does, of what a decoder has for text."""
+        if self.encoder is not None:
+            return None
+        return model_template(self.chat_template, self.tokenizer, eos_ids=self.eos_ids)
 
     def abstract(self, dtype: DTypeLike, *, length: int | None = None) -> tuple[nnx.GraphDef[Any], nnx.State]:
         """The module's graph and its parameters as ShapeDtypeStructs of ``dtype``, for sequences of at most ``length``

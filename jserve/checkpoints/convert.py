@@ -29,7 +29,7 @@ from jserve.progress import SILENT, Progress
 
 __all__ = ["CONVERTER_VERSION", "Form", "convert", "resume_name", "write_converted"]
 
-CONVERTER_VERSION = 2
+CONVERTER_VERSION = 3
 """Raised whenever the same source would give another checkpoint, so that cached ones are made anew."""
 Form: TypeAlias = Literal["orbax", "safetensors"]
 _PARTS_FOLDER = ".parts"

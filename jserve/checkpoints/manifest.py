@@ -43,8 +43,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     dtype: str
     """What most of the bytes are stored as. Every leaf's own type is in the arrays' metadata."""
     chat_template: str | None = None
-    generation: dict[str, int | float]
-    """Sampling defaults that the source names: temperature, top_p, top_k, min_p."""
+    generation: dict[str, Any]
+    """As of a Checkpoint."""
     eos_ids: list[int]
     bos_id: int | None = None
     add_bos: bool = False

@@ -43,7 +43,7 @@ class Options:
 
 
 def run(arguments: list[str]) -> int:
-    usage = "jserve inspect [--check] [--checkpoint DIR] [--json] [MODEL]"
+    usage = "jserve inspect [--check] [--checkpoint DIR] [--tokenizer PATH] [--json] [MODEL]"
     options = parse(Options, arguments, prog="jserve inspect", usage=usage)
     from jserve.checkpoints.sources.uri import ClassSource, parse_source
 

@@ -18,9 +18,11 @@ from jserve.config import ServeConfig
 from jserve.errors import CheckpointError, ConfigError, InvalidRequest
 from jserve.models.own import length_of, type_name
 from jserve.progress import Progress
-from jserve.request import SamplingParams
-from jserve.serving.limits import DEFAULTABLE, resolve_sampling
-from jserve.text.chat_template import ChatTemplate, model_template
+from jserve.request import DEFAULTABLE, SamplingParams
+from jserve.serving.limits import resolve_sampling
+from jserve.shown import shown
+from jserve.text.chat_template import ChatTemplate
+from jserve.text.generating import model_template
 from jserve.text.tokenizer import Tokenizer
 
 __all__ = ["Source", "find_source"]
@@ -67,7 +69,7 @@ def find_source(
             default_dtype=_auto_dtype(mesh),
             progress=progress,
         )
-        return _own_source(own)
+        return _own_source(own, progress)
     _refuse_own_settings(config, tokenizer, f"MODEL is {config.model}, which has its own", fix="leave them out")
     return _from_checkpoint(config, mesh, progress)
 
@@ -92,7 +94,8 @@ def _from_checkpoint(config: ServeConfig, mesh: Mesh, progress: Progress) -> Sou
             eos_ids=checkpoint.eos_ids,
             vocab_size=checkpoint.config.vocab_size if tokenizer is None else tokenizer.vocab_size,
             max_len=length,
-            where=checkpoint.where,
+            where=config.model,
+            progress=progress,
         ),
         eos_ids=checkpoint.eos_ids,
         own_code=True,
@@ -101,9 +104,20 @@ def _from_checkpoint(config: ServeConfig, mesh: Mesh, progress: Progress) -> Sou
 
 
 def _defaults(
-    generation: Mapping[str, int | float], *, eos_ids: tuple[int, ...], vocab_size: int, max_len: int, where: str
+    generation: Mapping[str, Any],
+    *,
+    eos_ids: tuple[int, ...],
+    vocab_size: int,
+    max_len: int,
+    where: str,
+    progress: Progress,
 ) -> SamplingParams:
-    """What a checkpoint sets for requests that leave it open. Raises CheckpointError for what no request may ask."""
+    """What a checkpoint sets for requests that leave it open; what it sets and is not built is told.
+
+    Raises CheckpointError for what no request may ask.
+    """
+    if not_built := [f"{name} {shown(value)}" for name, value in generation.items() if name not in DEFAULTABLE]:
+        progress.note(f"{where} sets {', '.join(not_built)}: not built, so elsewhere other tokens may be chosen")
     given: dict[str, Any] = {name: generation.get(name) for name in DEFAULTABLE}
     defaults = SamplingParams(**given)
     try:
@@ -119,10 +133,10 @@ def _from_parts(parts: ModelParts, config: ServeConfig, progress: Progress) -> S
     _refuse_own_settings(
         config, config.tokenizer, "the model is a module from Python", fix="LLM(module, params, tokenizer)"
     )
-    return _own_source(own_from_parts(parts, dtype=_asked_dtype(config), progress=progress))
+    return _own_source(own_from_parts(parts, dtype=_asked_dtype(config), progress=progress), progress)
 
 
-def _own_source(own: OwnModel) -> Source:
+def _own_source(own: OwnModel, progress: Progress) -> Source:
     """A model of the user's own: nothing is known of it but the module and what lies beside its arrays."""
     tokenizer, length = own.tokenizer, length_of(own.module)
     eos_ids = () if tokenizer is None else tokenizer.eos_ids
@@ -134,7 +148,7 @@ def _own_source(own: OwnModel) -> Source:
         load=own.load,
         max_len=length,
         tokenizer=tokenizer,
-        chat_template=None if tokenizer is None else model_template(own.chat_template, tokenizer),
+        chat_template=model_template(own.chat_template, tokenizer, eos_ids=eos_ids),
         # The vocabulary of a model without a tokenizer is known once it was traced; top_k is cut to it in any case.
         defaults=_defaults(
             own.generation,
@@ -142,6 +156,7 @@ def _own_source(own: OwnModel) -> Source:
             vocab_size=2**31 - 1 if tokenizer is None else tokenizer.vocab_size,
             max_len=length,
             where=type_name(own.module),
+            progress=progress,
         ),
         eos_ids=eos_ids,
         own_code=False,

@@ -263,7 +263,8 @@ def check_axes(state: nnx.State) -> list[Finding]:
                 what=f"{len(bare)} of {len(leaves)} declare no logical axes, {size / 1e6:,.1f} MB that every device of "
                 f"a mesh holds whole: {', '.join(path for path, _ in bare)}",
                 fix="declare them, such as nnx.Param(value, out_sharding=('mlp', 'embed'), eager_sharding=False) or "
-                f"nnx.with_partitioning(init, ('embed', 'mlp')); known: {', '.join(LOGICAL_AXES)}",
+                "nnx.with_partitioning(init, ('embed', 'mlp'), eager_sharding=False); "
+                f"known: {', '.join(LOGICAL_AXES)}",
             )
         )
     return findings

@@ -30,7 +30,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,11 +43,9 @@ from jserve.errors import UnsupportedModel
 
 __all__ = [
     "METHODS",
-    "Decoder",
     "LayerCache",
     "Query",
     "Step",
-    "WholeDecoder",
     "all_logits",
     "is_whole",
     "only_decoders",
@@ -98,27 +96,6 @@ class Step:
     ) -> Float[Array, "T H Dh"]:
         """Write k and v to layer i's cache; return what q may see."""
         return self.answer(Query(layer=i, q=q, k=k, v=v, sinks=sinks, scale=scale, window=window, soft_cap=soft_cap))
-
-
-class Decoder(Protocol):
-    """The model contract."""
-
-    num_layers: int
-
-    def embed(self, tokens: Int32[Array, " T"], step: Step) -> Float[Array, "T D"]: ...
-    def layer(self, i: int, x: Float[Array, "T D"], step: Step) -> Float[Array, "T D"]: ...
-    def logits(self, x: Float[Array, "R D"]) -> Float[Array, "R V"]: ...
-
-
-class WholeDecoder(Protocol):
-    """The model contract of a module in one piece. ``attend`` is that of a Step."""
-
-    def __call__(
-        self,
-        tokens: Int32[Array, " T"],
-        positions: Int32[Array, " T"],
-        attend: Callable[..., Float[Array, "T H Dh"]],
-    ) -> Float[Array, "T V"]: ...
 
 
 def is_whole(model: Any) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from jaxtyping import Bool, Float, Int32
 
 from jserve.errors import UnsupportedModel
 
-__all__ = ["Encoder", "EncoderQuery", "EncoderStep", "run_encoder", "trace_encoder"]
+__all__ = ["EncoderQuery", "EncoderStep", "run_encoder", "trace_encoder"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,17 +64,8 @@ class EncoderStep:
         return self.answer(EncoderQuery(layer=i, q=q, k=k, v=v, scale=scale))
 
 
-class Encoder(Protocol):
-    """The model contract."""
-
-    num_layers: int
-
-    def embed(self, tokens: Int32[Array, " T"], step: EncoderStep) -> Float[Array, "T D"]: ...
-    def layer(self, i: int, x: Float[Array, "T D"], step: EncoderStep) -> Float[Array, "T D"]: ...
-
-
 def run_encoder(model: Any, tokens: Int32[Array, " T"], step: EncoderStep) -> Float[Array, "T D"]:
-    """The hidden states of an Encoder: embed, then every layer."""
+    """The hidden states of an encoder: embed, then every layer."""
     x = model.embed(tokens, step)
     for i in range(model.num_layers):
         x = model.layer(i, x, step)

@@ -35,7 +35,6 @@ __all__ = ["LinenDecoder", "LinenWhole", "from_linen", "linen_params"]
 class _Linen(nnx.Module):
     def __init__(self, module: nn.Module, params: Any) -> None:
         self.linen = module
-        self.max_position = _length(module)
         self.params = params
         """The collection ``params`` as an nnx.Dict, by its own names."""
 
@@ -116,11 +115,6 @@ def _check_names(module: nn.Module, *, whole: bool) -> None:
             "methods embed(tokens, step), layer(i, x, step) and logits(x); or the field max_position and one "
             "__call__(tokens, positions, attend), @nn.compact or not",
         )
-
-
-def _length(module: Any) -> Any:
-    """None where the module does not say it: ``jserve.models.own.length_of`` refuses that."""
-    return getattr(module, "max_position", getattr(getattr(module, "config", None), "max_position", None))
 
 
 def _params(node: Any) -> Any:

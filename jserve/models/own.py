@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -74,11 +74,12 @@ def leaves_beside_params(module: nnx.Module) -> list[tuple[str, ...]]:
 
 def length_if_known(module: Any) -> int | None:
     """As ``length_of``; None where the module does not say it."""
+    module = _users(module)
     config = getattr(module, "config", None)
     for length in (
         getattr(module, "max_position", None),
         getattr(config, "max_position", None),
-        config.get("max_position") if isinstance(config, dict) else None,
+        config.get("max_position") if isinstance(config, Mapping) else None,  # Linen makes a FrozenDict of a dict
     ):
         if isinstance(length, int):
             return length
@@ -86,7 +87,7 @@ def length_if_known(module: Any) -> int | None:
 
 
 def length_of(module: Any) -> int:
-    """A module says how many tokens a sequence may have as ``max_position``, on itself or on its config.
+    """A module says how many tokens a sequence may have as ``max_position``, on itself or on (or in) its config.
 
     Raises ConfigError where it does not.
     """
@@ -100,7 +101,12 @@ def length_of(module: Any) -> int:
 
 def type_name(module: Any) -> str:
     """The name of the user's own class."""
-    return type(getattr(module, "linen", module)).__name__
+    return type(_users(module)).__name__
+
+
+def _users(module: Any) -> Any:
+    """What the user wrote: of a Linen module behind the contract, that one."""
+    return getattr(module, "linen", module)
 
 
 def in_words(error: BaseException) -> str:

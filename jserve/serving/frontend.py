@@ -49,9 +49,8 @@ class Frontend(BaseFrontend):
     """Opens streams on an engine.
 
     ``defaults`` are the checkpoint's generation defaults (temperature, top_p, top_k and min_p; None where it says
-    nothing). ``outbox_bytes`` bounds what may wait unread in
-    each stream. Raises ConfigError where the defaults or the EOS ids cannot be served, UnsupportedModel where the
-    tokenizer's decoder is not built.
+    nothing). ``outbox_bytes`` bounds what may wait unread in each stream. What a checkpoint brings is taken as it is:
+    ``jserve.load.source`` has looked at it.
     """
 
     def __init__(
@@ -82,8 +81,6 @@ class Frontend(BaseFrontend):
             engine_limits=engine.limits,
             model_name=model.name,
         )
-        if tokenizer is not None:
-            Detokenizer(tokenizer)  # An unknown decoder is found now, not by the first request.
         self._serial = itertools.count()
         # By the caller's id.
         self._live: dict[str, _Live] = {}

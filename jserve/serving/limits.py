@@ -15,6 +15,7 @@ from typing import Any
 from jserve.engine.contract import EngineLimits
 from jserve.errors import InvalidRequest, PromptTooLong
 from jserve.request import (
+    DEFAULTABLE,
     MAX_CHOICES,
     MAX_LOGPROBS,
     MAX_STOP_STRING_BYTES,
@@ -26,7 +27,6 @@ from jserve.request import (
 )
 
 __all__ = [
-    "DEFAULTABLE",
     "MAX_MESSAGES",
     "MAX_REQUEST_ID_BYTES",
     "MAX_TEMPERATURE",
@@ -44,8 +44,6 @@ MAX_MESSAGES = 1024
 """Most messages of one chat prompt."""
 MAX_REQUEST_ID_BYTES = 128
 
-DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p")
-"""Fields for which a checkpoint may have a default."""
 _NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 

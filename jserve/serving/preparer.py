@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from jserve.engine.contract import EngineLimits
-from jserve.errors import ConfigError, InvalidRequest, TemplateError, Unsupported
-from jserve.request import MAX_STOP_TOKENS, Message, Prompt, ResolvedSampling, SamplingParams
+from jserve.errors import InvalidRequest, TemplateError, Unsupported
+from jserve.request import Message, Prompt, ResolvedSampling, SamplingParams
 from jserve.serving import limits
 from jserve.text.chat_template import ChatTemplate
 from jserve.text.marker_guard import MarkerGuard
@@ -38,7 +38,6 @@ class Preparer:
         engine_limits: EngineLimits,
         model_name: str,
     ) -> None:
-        """Raises ConfigError where the checkpoint's defaults or EOS ids cannot be served."""
         self._tokenizer = tokenizer
         self._template = chat_template
         self._guard = None if tokenizer is None or chat_template is None else MarkerGuard(tokenizer)
@@ -47,7 +46,6 @@ class Preparer:
         self._limits = engine_limits
         self._model_name = model_name
         self.max_prompt_bytes = 0 if tokenizer is None else engine_limits.max_model_len * tokenizer.longest_token_bytes
-        self._check_checkpoint()
 
     def prepare(self, prompt: Prompt, params: SamplingParams) -> Prepared:
         """Raises InvalidRequest or Unsupported, in words for the caller."""
@@ -107,25 +105,3 @@ class Preparer:
             vocab_size=self._limits.vocab_size,
             max_model_len=self._limits.max_model_len,
         )
-
-    def _check_checkpoint(self) -> None:
-        """The checkpoint's own defaults pass the same bounds as a request's, once, at start."""
-        extra = [
-            field.name
-            for field in fields(SamplingParams)
-            if field.name not in limits.DEFAULTABLE and getattr(self._defaults, field.name) != field.default
-        ]
-        if extra:
-            raise ConfigError(
-                f"{', '.join(extra)} cannot be a generation default; allowed: {', '.join(limits.DEFAULTABLE)}"
-            )
-        bad = [token for token in self._eos_ids if not 0 <= token < self._limits.vocab_size]
-        if bad or len(self._eos_ids) > MAX_STOP_TOKENS:
-            raise ConfigError(
-                f"the checkpoint's EOS ids are {list(self._eos_ids)}; allowed are {MAX_STOP_TOKENS} ids of "
-                f"0..{self._limits.vocab_size - 1}"
-            )
-        try:
-            self._resolve(SamplingParams())
-        except InvalidRequest as error:
-            raise ConfigError(f"the checkpoint's generation defaults cannot be served: {error}") from None

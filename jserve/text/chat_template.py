@@ -12,9 +12,8 @@ from jserve.errors import CheckpointError, TemplateError
 from jserve.request import Message
 from jserve.text.budget import Budget, OverBudget
 from jserve.text.sandbox import BoundedEnvironment
-from jserve.text.tokenizer import Tokenizer
 
-__all__ = ["ChatTemplate", "model_template"]
+__all__ = ["ChatTemplate"]
 
 MAX_SOURCE_CHARS = 1 << 20
 MAX_OUTPUT_CHARS = 4 << 20
@@ -85,17 +84,6 @@ class ChatTemplate:
                 raise OverBudget(f"its output is longer than {self._max_output} characters")
             parts.append(part)
         return "".join(parts)
-
-
-def model_template(source: str | None, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """The template ``source`` with the beginning and the end that ``tokenizer`` knows; None for none.
-
-    Raises CheckpointError where it does not compile.
-    """
-    if source is None:
-        return None
-    eos = tokenizer.eos_ids[0] if tokenizer.eos_ids else None
-    return ChatTemplate(source, bos_token=tokenizer.token(tokenizer.bos_id), eos_token=tokenizer.token(eos))
 
 
 class _Refusal(jinja2.TemplateError):

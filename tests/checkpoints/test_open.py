@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -13,7 +14,11 @@ from jserve.checkpoints import digests
 from jserve.checkpoints.convert import convert
 from jserve.checkpoints.digests import file_record, remembered_sha256
 from jserve.checkpoints.open import open_checkpoint
+from jserve.config import ServeConfig
 from jserve.errors import CheckpointError, SourceError
+from jserve.load.mesh import build_mesh
+from jserve.load.source import find_source
+from jserve.progress import SILENT
 from jserve.testing.gguf import write_tiny_gguf
 
 
@@ -65,6 +70,13 @@ def test_an_opened_checkpoint_gives_text_and_arrays(source):
     )
     _, abstract = checkpoint.abstract(jnp.float32)
     assert checkpoint.restore(abstract)["norm"].shape == (32,)
+
+
+def test_defaults_that_no_request_may_ask_for_are_refused_by_the_name_that_the_user_gave(source):
+    write_tiny_gguf(source, metadata={"general.sampling.temp": -1.0})
+    words = f"the sampling defaults of {source} are not allowed: temperature is -1; allowed are 0 to 100"
+    with pytest.raises(CheckpointError, match=re.escape(words)):
+        find_source(ServeConfig(model=str(source)), build_mesh("")[1], model=None, tokenizer=None, progress=SILENT)
 
 
 def test_changed_contents_are_another_checkpoint(source):

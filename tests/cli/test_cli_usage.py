@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -87,6 +88,16 @@ def test_a_mistake_is_one_line_and_a_usage_line(arguments, message, capsys):
     assert first.startswith(message)
     assert usage.startswith("usage: jserve ")
     assert captured.out == ""
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_usage_line_leaves_no_option_out(verb, capsys):
+    with pytest.raises(SystemExit):
+        main([verb, "--help"])
+    options = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out.partition("options")[2])) - {"--help"}
+    assert main([verb, "--zzz"]) == 2
+    usage = capsys.readouterr().err.splitlines()[-1].partition(";")[0]
+    assert "[options]" in usage or options <= set(re.findall(r"--[a-z-]+", usage))
 
 
 def test_a_reader_that_leaves_early_is_no_error(jserve):

@@ -3,6 +3,8 @@
 import itertools
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,11 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 
+from jserve import LLM, SamplingParams
 from jserve.models.check import check_contract
+from jserve.models.naive import naive_generate
+from jserve.models.own import for_serving, length_of
+from jserve.progress import SILENT
 from jserve.testing.models import tiny_llama
 
 V, D, H, K, DH, LONGEST = 24, 8, 4, 2, 4, 32
@@ -102,6 +108,20 @@ def test_a_module_that_keeps_the_contract_comes_out_clean(module):
     assert check_contract(module, vocab_size=V) == []
 
 
+class LinenWithConfig(LinenGood):
+    max_position: int | None = None
+    config: Any = None
+
+
+@pytest.mark.parametrize("config", [{"max_position": 16}, SimpleNamespace(max_position=16)], ids=["dict", "object"])
+def test_a_length_may_stand_on_the_config_of_either_kind_of_module(config):
+    module = Good(nnx.Rngs(0))
+    module.max_position, module.config = None, config
+    for kind in (module, LinenWithConfig(config=config)):
+        assert length_of(for_serving(kind)) == 16
+        assert check_contract(kind) == []
+
+
 def test_our_llama_comes_out_clean_by_graph_and_by_module():
     graphdef, params = tiny_llama(tie_embeddings=True)
     assert check_contract(graphdef, params, vocab_size=256) == []
@@ -110,12 +130,19 @@ def test_our_llama_comes_out_clean_by_graph_and_by_module():
 
 
 def test_the_module_of_the_docs_comes_out_clean():
+    """As its reader would run it: in no context, on no mesh."""
     text = (Path(__file__).parents[2] / "docs" / "bring_your_own.md").read_text(encoding="utf-8")
     code = re.search(r"```python\n(.*?)```", text, flags=re.DOTALL)[1]
     names = {"__name__": "docs"}
     exec(code, names)  # noqa: S102  (our own page)
-    with nnx.use_eager_sharding(False):
-        assert check_contract(names["MyModel"](rngs=nnx.Rngs(0)), vocab_size=1000) == []
+    module = names["MyModel"](rngs=nnx.Rngs(0))
+    assert check_contract(module) == []
+    assert check_contract(module, vocab_size=1000) == []
+    graphdef, state = nnx.split(module)
+    settings = {"max_num_seqs": 1, "max_num_tokens": 8, "num_pages": 8, "max_model_len": 32, "program_store": False}
+    with LLM(module, None, None, progress=SILENT, **settings) as llm:
+        (out,) = llm.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=4))
+    assert out.token_ids == naive_generate(graphdef, nnx.to_pure_dict(state), [1, 2, 3], 4)
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------

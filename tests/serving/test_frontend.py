@@ -5,10 +5,8 @@ import threading
 import time
 
 import pytest
-from tokenizers import decoders
 
 from jserve.errors import (
-    ConfigError,
     DeadlineExceeded,
     Draining,
     DuplicateRequest,
@@ -19,7 +17,6 @@ from jserve.errors import (
     QueueFull,
     TemplateError,
     Unsupported,
-    UnsupportedModel,
 )
 from jserve.request import FinishReason, SamplingParams, ServedModel
 from jserve.serving.frontend import Frontend
@@ -201,27 +198,6 @@ def test_defaults_of_the_checkpoint_are_used(engine, make):
     whole(frontend.open_sync("hi", SamplingParams(max_tokens=1, temperature=0.0)))
     sampling = engine.submitted[-1].sampling
     assert (sampling.temperature, sampling.top_k, sampling.stop_ids) == (0.0, 3, (EOS_ID,))
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"defaults": SamplingParams(temperature=-1)}, "generation defaults cannot be served: temperature is -1"),
-        ({"defaults": SamplingParams(n=2)}, "n cannot be a generation default"),
-        ({"eos_ids": (258,)}, r"EOS ids are \[258\]"),
-        ({"eos_ids": tuple(range(17))}, "allowed are 16 ids"),
-    ],
-)
-def test_a_bad_checkpoint_is_refused_at_start(make, changes, words):
-    with pytest.raises(ConfigError, match=words):
-        make(**changes)
-
-
-def test_a_tokenizer_that_cannot_stream_is_refused_at_start(make):
-    tokenizer = ByteTokenizer()
-    tokenizer.backend.decoder = decoders.WordPiece()
-    with pytest.raises(UnsupportedModel, match="WordPiece"):
-        make(tokenizer=tokenizer)
 
 
 def test_what_the_model_lacks_is_said(engine, make):

@@ -51,6 +51,12 @@ _SAMPLING: Mapping[str, str] = {
     "general.sampling.top_k": "top_k",
     "general.sampling.min_p": "min_p",
 }
+_NEUTRAL: Mapping[str, float] = {
+    "general.sampling.mirostat": 0,
+    "general.sampling.penalty_repeat": 1,
+    "general.sampling.xtc_probability": 0,
+}
+"""What llama.cpp samples by and is not built here, with the value that changes nothing."""
 
 
 def _architecture(file: GgufFile) -> _Architecture:
@@ -131,8 +137,7 @@ def _read(file: GgufFile, tensor: GgufTensor, region: Region) -> np.ndarray:
 
 
 def _generation(file: GgufFile) -> dict[str, int | float]:
-    return {
-        name: sampling_default(file.metadata[key], key=key, where=file.path)
-        for key, name in _SAMPLING.items()
-        if key in file.metadata
-    }
+    metadata = file.metadata
+    keys = {key: name for key, name in _SAMPLING.items() if key in metadata}
+    keys |= {key: key.rpartition(".")[2] for key, same in _NEUTRAL.items() if metadata.get(key, same) != same}
+    return {name: sampling_default(metadata[key], key=key, where=file.path) for key, name in keys.items()}

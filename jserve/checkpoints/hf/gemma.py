@@ -116,7 +116,8 @@ def _soft_cap(settings: Settings, key: str, *, default: float | None) -> float |
 
 
 def _two_ropes(settings: Settings, max_position: int) -> dict[str, Any]:
-    """The rotary bases and the scaling of Gemma 3: by kind of layer in new files, by key in old ones."""
+    """The rotary bases and the scaling of Gemma 3, and what that reaches: by kind of layer in new files, by key in old
+    ones."""
     both, old = settings.inside("rope_parameters"), settings.inside("rope_scaling")
     full = both.inside("full_attention") if both is not None else None
     local = both.inside("sliding_attention") if both is not None else None
@@ -135,4 +136,9 @@ def _two_ropes(settings: Settings, max_position: int) -> dict[str, Any]:
     if given is not None:
         original = given.size("original_max_position_embeddings", max_position)
         scaling = scaling_inside(given, max_position=max_position, original=original)
-    return {"rope_theta": theta, "local_rope_theta": local_theta, "rope_scaling": scaling}
+    return {
+        "rope_theta": theta,
+        "local_rope_theta": local_theta,
+        "rope_scaling": scaling,
+        "max_position": max_position if scaling is None else scaling.reach(max_position),
+    }

@@ -18,12 +18,13 @@ from jserve.checkpoints.checkpoint import Checkpoint
 from jserve.checkpoints.hf.config_json import config_json
 from jserve.checkpoints.hf.families import HF_FAMILIES
 from jserve.checkpoints.hf.files import CONFIG_NAME
-from jserve.checkpoints.hf.generation import GENERATION_NAME
+from jserve.checkpoints.hf.generation import GENERATION_NAME, NEUTRAL
 from jserve.checkpoints.hf.safetensors import write_tensor_file
 from jserve.checkpoints.hf.sentence_transformer import encoder_files
 from jserve.checkpoints.hf.shards import INDEX_NAME, SINGLE_NAME
 from jserve.checkpoints.manifest import TOKENIZER_NAME
 from jserve.progress import Progress
+from jserve.request import DEFAULTABLE
 from jserve.text.tokenizer import Tokenizer
 
 __all__ = ["write_hf"]
@@ -94,10 +95,12 @@ def _generation(checkpoint: Checkpoint) -> dict[str, Any]:
     ids = list(checkpoint.eos_ids)
     bos = None if checkpoint.tokenizer is None else checkpoint.tokenizer.bos_id
     values: dict[str, Any] = {"bos_token_id": bos, "eos_token_id": ids[0] if len(ids) == 1 else ids or None}
-    if checkpoint.generation.get("temperature") == 0:
+    said = checkpoint.generation
+    if said.get("temperature") == 0:
         values["do_sample"] = False
-    elif checkpoint.generation:
-        values |= {"do_sample": True, **checkpoint.generation}
+    elif defaults := {name: said[name] for name in DEFAULTABLE if name in said}:
+        values |= {"do_sample": True, **defaults}
+    values |= {name: said[name] for name in NEUTRAL if name in said}
     return {key: value for key, value in values.items() if value is not None}
 
 

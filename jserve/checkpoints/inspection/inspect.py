@@ -39,7 +39,9 @@ from jserve.checkpoints.sources.local import LocalFile, LocalFolder
 from jserve.checkpoints.sources.uri import parse_source
 from jserve.errors import CheckpointError
 from jserve.progress import SILENT, Progress
+from jserve.request import DEFAULTABLE
 from jserve.text.from_hf import HfText
+from jserve.text.generating import model_template
 
 __all__ = ["check_values", "inspect", "saved_facts", "text_facts"]
 
@@ -136,6 +138,7 @@ def _understood(files: Stored) -> tuple[Checkpoint | None, Problem | None]:
     try:
         checkpoint = files.understand()
         compare(checkpoint.leaves, flatten(checkpoint.abstract("float32")[1]), where=str(checkpoint.path))
+        checkpoint.template()
     except CheckpointError as error:
         if files.is_ours:
             raise
@@ -179,7 +182,7 @@ def _model_facts(checkpoint: Checkpoint) -> dict[str, Any]:
         "bos_id": None if tokenizer is None else tokenizer.bos_id,
         "add_bos": tokenizer is not None and tokenizer.add_bos,
         "chat_template": checkpoint.chat_template is not None,
-        "generation": dict(checkpoint.generation),
+        **_sampling(checkpoint.generation),
         "missing": missing_parts(checkpoint),
     }
 
@@ -191,6 +194,9 @@ def _text_beside(files: Stored) -> dict[str, Any]:
     where = places(files.path, files.saved.layout.arrays)
     try:
         found = read_text(where)
+        if found is not None:
+            text = found[0]
+            model_template(text.chat_template, text.tokenizer, eos_ids=text.tokenizer.eos_ids)
     except CheckpointError as error:
         broken = Missing(
             what="tokenizer", effect=error.message, fix=error.fix or "mend it, or name another: --tokenizer"
@@ -200,7 +206,7 @@ def _text_beside(files: Stored) -> dict[str, Any]:
 
 
 def text_facts(
-    found: tuple[HfText, FilePath] | None, generation: Mapping[str, int | float], *, folder: FilePath | str
+    found: tuple[HfText, FilePath] | None, generation: Mapping[str, Any], *, folder: FilePath | str
 ) -> dict[str, Any]:
     """Of a tokenizer and where it was found, beside arrays in ``folder``."""
     text, place = (None, None) if found is None else found
@@ -212,13 +218,21 @@ def text_facts(
         "bos_id": None if tokenizer is None else tokenizer.bos_id,
         "add_bos": tokenizer is not None and tokenizer.add_bos,
         "chat_template": text is not None and text.chat_template is not None,
-        "generation": dict(generation),
+        **_sampling(generation),
         "missing": missing_text(
             tokenizer,
             has_template=text is not None and text.chat_template is not None,
             eos_ids=() if tokenizer is None else tokenizer.eos_ids,
             where=f"put into {folder if place is None else place if place.is_dir() else place.parent}",
         ),
+    }
+
+
+def _sampling(generation: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a Checkpoint's ``generation`` what is served, and what is not built."""
+    return {
+        "generation": {name: value for name, value in generation.items() if name in DEFAULTABLE},
+        "not_built": {name: value for name, value in generation.items() if name not in DEFAULTABLE},
     }
 
 

@@ -10,6 +10,7 @@ from jserve.checkpoints.orbax.peel import KEPT_OUT
 from jserve.errors import CheckpointError
 from jserve.models.finding import Finding
 from jserve.progress import printable
+from jserve.shown import shown
 
 __all__ = [
     "ArrayReport",
@@ -160,6 +161,9 @@ class InspectReport:
     add_bos: bool = False
     chat_template: bool = False
     generation: dict[str, int | float] = field(default_factory=dict)
+    """Sampling defaults that are served."""
+    not_built: dict[str, Any] = field(default_factory=dict)
+    """Settings that the checkpoint has for sampling and that change nothing here."""
     digests: str | None = None
     """What is known of the files' contents; None without files."""
     findings: list[Finding] | None = None
@@ -191,6 +195,9 @@ class InspectReport:
         if self.encoder is None:
             defaults = ", ".join(f"{key} {value}" for key, value in self.generation.items())
             rows += [("chat template", "there" if self.chat_template else "missing"), ("defaults", defaults or "none")]
+        if self.not_built:
+            settings = ", ".join(f"{key} {shown(value)}" for key, value in self.not_built.items())
+            rows.append(("not built", f"{settings}; elsewhere other tokens may be chosen"))
         rows += [] if self.digests is None else [("digests", self.digests)]
         rows += [("contract", self._contract())] if self.own else []
         tree = [_one_line(line) for line in _tree(self.arrays)]

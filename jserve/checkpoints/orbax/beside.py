@@ -185,8 +185,8 @@ def read_ends(where: Sequence[Path], described: Described) -> tuple[int, ...]:
     return named_ends({described.path: {"eos_token_id": described.manifest.eos_ids}}, vocab_size=vocab_size)
 
 
-def read_beside_sampling(where: Sequence[Path]) -> dict[str, int | float]:
-    """The nearest defaults for sampling: of generation_config.json (see ``read_sampling``), else of jserve.json."""
+def read_beside_sampling(where: Sequence[Path]) -> dict[str, Any]:
+    """The nearest settings for sampling: of generation_config.json (see ``read_sampling``), else of jserve.json."""
     for place in where:
         if (place / GENERATION_NAME).is_file():
             return read_sampling(place)

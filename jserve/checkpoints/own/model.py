@@ -48,8 +48,8 @@ class OwnModel:
     tokenizer: Tokenizer | None
     chat_template: str | None = None
     """The template's source."""
-    generation: Mapping[str, int | float] = field(default_factory=dict)
-    """Sampling defaults, where generation_config.json beside the checkpoint names them."""
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    """As of a Checkpoint, from generation_config.json beside the arrays."""
 
 
 def open_own(

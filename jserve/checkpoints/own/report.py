@@ -24,6 +24,8 @@ from jserve.errors import CheckpointError
 from jserve.models.check import check_contract
 from jserve.models.own import length_if_known
 from jserve.progress import SILENT, Progress
+from jserve.text.from_hf import HfText
+from jserve.text.generating import model_template
 
 __all__ = ["inspect_own"]
 
@@ -34,8 +36,8 @@ def inspect_own(
     """Describe the module ``target`` (``package.module:Class``), and the folder ``checkpoint`` if there is one.
 
     ``check`` runs the contract checker on it, with the parameters of that folder, all of which is read, or with random
-    ones. Where the folder's arrays do not fit the module, ``problem`` says it. Raises StartError where there is nothing
-    to describe: it cannot be built, or the folder holds no checkpoint.
+    ones. Where the folder's arrays do not fit the module, or its text cannot be served, ``problem`` says it. Raises
+    StartError where there is nothing to describe: it cannot be built, or the folder holds no checkpoint.
     """
     progress = progress or SILENT
     serve = _serve(target, checkpoint, tokenizer)
@@ -71,6 +73,8 @@ def _described(
     findings = None
     if check and problem is None:
         findings = check_contract(own.module, params, vocab_size=facts["vocab_size"])
+    if problem is None and text is not None:
+        problem = _unserved(text)
     served = problem is None and not any(finding.severity == "error" for finding in findings or ())
     shown = _parameters(leaves) if arrays is None else saved_arrays(arrays.saved, stored)
     return InspectReport(
@@ -89,6 +93,15 @@ def _described(
         serve=serve if served else None,
         **{**facts, "config_path": None if own.config_path is None else str(own.config_path)},
     )
+
+
+def _unserved(text: HfText) -> Problem | None:
+    """Why a tokenizer or its chat template is not served."""
+    try:
+        model_template(text.chat_template, text.tokenizer, eos_ids=text.tokenizer.eos_ids)
+    except CheckpointError as error:
+        return Problem(code=error.code, message=error.message, fix=error.fix)
+    return None
 
 
 def _serve(target: str, checkpoint: str | None, tokenizer: str | None) -> str:

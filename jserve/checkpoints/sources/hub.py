@@ -62,7 +62,7 @@ class _Repository:
             self._hub: Any = importlib.import_module("huggingface_hub")
         except ImportError:
             raise SourceError(
-                f"hf://{source.repo} needs huggingface_hub, which is not installed", fix="pip install 'jserve[hf]'"
+                f"hf://{source.repo} needs huggingface_hub, which is not installed", fix="pip install huggingface_hub"
             ) from None
         self._repo, self._member, self._progress = source.repo, source.member, progress
         self._uri = f"hf://{source.repo}" + (f"/{source.member}" if source.member else "")

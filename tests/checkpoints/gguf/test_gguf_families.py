@@ -99,6 +99,18 @@ def test_the_largest_gemma_divides_by_width_over_heads(tmp_path, case, layers):
     assert found.query_pre_attn_scalar == config["hidden_size"] / config["num_attention_heads"]
 
 
+@pytest.mark.parametrize("case", ["gemma2", "gemma3"])
+def test_a_stretched_gemma_reaches_as_far_from_either(tmp_path, case):
+    config, weights = tiny(case)
+    length = config["max_position_embeddings"]
+    scaling = {f"{case}.rope.scaling.{key}": value for key, value in {"type": "yarn", "factor": 4.0}.items()}
+    _, found, _ = load(write(tmp_path / "t.gguf", config, weights, metadata=scaling))
+    config = {key: value for key, value in config.items() if key != "rope_parameters"}
+    wanted, _ = from_hf({**config, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, weights)
+    assert found.max_position == wanted.max_position == 4 * length
+    assert found.rope_scaling == wanted.rope_scaling
+
+
 def test_yarn_sharpens_attention_by_its_factor(tmp_path):
     config, weights = tiny("qwen3")
     _, found, _ = load(write(tmp_path / "t.gguf", config, weights, metadata={"qwen3.rope.scaling.attn_factor": 0.5}))

@@ -266,11 +266,12 @@ def test_sampling_defaults_and_template(tmp_path):
             "general.sampling.top_k": 20,
             "general.sampling.top_p": 0.75,
             "general.sampling.penalty_repeat": 2.0,
+            "general.sampling.mirostat": 0,
             "tokenizer.chat_template": None,
         },
     )
     model, _ = load(tmp_path / "t.gguf")
-    assert model.generation == {"temperature": 0.5, "top_k": 20, "top_p": 0.75}
+    assert model.generation == {"temperature": 0.5, "top_k": 20, "top_p": 0.75, "penalty_repeat": 2.0}
     assert model.chat_template is None
 
 

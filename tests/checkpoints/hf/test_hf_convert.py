@@ -28,6 +28,9 @@ from jserve.testing.hf import write_tiny_hf
 DATA = Path(__file__).parents[2] / "oracle" / "data"
 
 
+SAMPLING = {"temperature": 0.5, "top_k": 9, "repetition_penalty": 1.1, "suppress_tokens": [3]}
+
+
 @pytest.fixture(autouse=True)
 def cache_home(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("xdg")))
@@ -36,7 +39,7 @@ def cache_home(tmp_path_factory, monkeypatch):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("shards", [1, 3])
 def test_there_and_back_is_byte_for_byte(tmp_path, dtype, shards):
-    leaves = write_tiny_hf(tmp_path / "a", dtype=dtype, shards=shards, generation={"temperature": 0.5, "top_k": 9})
+    leaves = write_tiny_hf(tmp_path / "a", dtype=dtype, shards=shards, generation=SAMPLING)
     convert(str(tmp_path / "a"), tmp_path / "b")
     middle = open_written(tmp_path / "b")
     assert middle.leaves.keys() == leaves.keys()

@@ -16,7 +16,10 @@ from jserve.checkpoints.hf.folder import open_hf
 from jserve.checkpoints.hf.generation import named_ends
 from jserve.checkpoints.inspection.inspect import inspect
 from jserve.checkpoints.open import open_checkpoint
+from jserve.config import ServeConfig
 from jserve.errors import CheckpointError, SourceError, UnsupportedModel
+from jserve.load.mesh import build_mesh
+from jserve.load.source import find_source
 from jserve.models.naive import naive_generate
 from jserve.testing.gguf import CHAT_TEMPLATE, TINY_TOKENS
 from jserve.testing.hf import write_tiny_hf
@@ -34,6 +37,16 @@ SMALL = {"program_store": False, "max_num_seqs": 1, "max_num_tokens": 32, "max_m
 
 def opened(folder):
     return open_hf(folder, source="x")
+
+
+class Told:
+    """Progress that keeps its notes."""
+
+    def __init__(self):
+        self.notes = []
+
+    def note(self, message):
+        self.notes.append(message)
 
 
 @pytest.mark.parametrize("shards", [1, 3])
@@ -93,6 +106,31 @@ def test_what_the_files_say(tmp_path):
 def test_sampling_defaults(tmp_path, generation, wanted):
     write_tiny_hf(tmp_path / "m", generation=generation)
     assert opened(tmp_path / "m").generation == wanted
+
+
+@pytest.mark.parametrize("do_sample", [True, False])
+def test_sampling_that_is_not_built_is_told_at_the_start_and_by_inspect(tmp_path, do_sample):
+    """transformers goes by these in greedy decoding too, so its ids differ."""
+    said = {"repetition_penalty": 1.1, "suppress_tokens": [3, 4]}
+    neutral = {"no_repeat_ngram_size": 0, "num_beams": 1, "typical_p": None, "bad_words_ids": [], "use_cache": True}
+    write_tiny_hf(tmp_path / "m", generation={"do_sample": do_sample, "temperature": 0.5, **said, **neutral})
+    report = inspect(str(tmp_path / "m"))
+    assert report.generation == {"temperature": 0.5 if do_sample else 0.0}
+    assert report.not_built == said
+    words = "repetition_penalty 1.1, suppress_tokens [3, 4]"
+    assert f"  not built      {words}; elsewhere other tokens may be chosen" in str(report).splitlines()
+    told = Told()
+    config = ServeConfig(model=str(tmp_path / "m"))
+    source = find_source(config, build_mesh("")[1], model=None, tokenizer=None, progress=told)
+    assert source.defaults.temperature == report.generation["temperature"]
+    assert told.notes.count(f"{config.model} sets {words}: not built, so elsewhere other tokens may be chosen") == 1
+
+
+def test_sampling_that_is_neutral_is_not_told(tmp_path):
+    write_tiny_hf(tmp_path / "m", generation={"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "top_k": 5})
+    report = inspect(str(tmp_path / "m"))
+    assert (report.generation, report.not_built) == ({"top_k": 5}, {})
+    assert "not built" not in str(report)
 
 
 @pytest.mark.parametrize("value", ["warm", True, 10**400])

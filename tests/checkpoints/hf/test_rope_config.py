@@ -3,8 +3,9 @@
 import math
 
 import pytest
-from hf_configs import read
+from hf_configs import GEMMA3, read
 
+from jserve.checkpoints.hf.families import HF_FAMILIES
 from jserve.errors import UnsupportedModel
 from jserve.models.rope import RopeScaling
 
@@ -86,6 +87,15 @@ def test_how_long_a_sequence_may_be():
     assert read(rope_scaling={"type": "dynamic", "factor": 2.0}).max_position == 8192
     assert read(rope_scaling={"type": "yarn", "factor": 4.0}).max_position == 16384
     assert read(rope_scaling={"type": "linear", "factor": 4.0}).max_position == 4096
+
+
+@pytest.mark.parametrize(("kind", "reached"), [("dynamic", 131072), ("yarn", 131072), ("linear", 32768)])
+@pytest.mark.parametrize("spelling", ["old", "new"])
+def test_how_long_a_sequence_of_gemma3_may_be(kind, reached, spelling):
+    scaling = {"rope_type": kind, "factor": 4.0}
+    rope = {"rope_scaling": scaling} if spelling == "old" else {"rope_parameters": {"full_attention": scaling}}
+    config = HF_FAMILIES["gemma3_text"].config({**GEMMA3, "max_position_embeddings": 32768, **rope})
+    assert config.max_position == reached
 
 
 @pytest.mark.parametrize("kind", ["longrope", "su", "yarn"])

@@ -12,10 +12,12 @@ import own_models
 import pytest
 import tokenizers
 from flax import nnx
-from tokenizers import models
+from tokenizers import decoders, models
 
+import jserve.load.decoder
 from jserve import LLM, SamplingParams
 from jserve.checkpoints.arrays.tree import flatten
+from jserve.checkpoints.inspection.inspect import inspect
 from jserve.checkpoints.orbax.array import StoredArray
 from jserve.checkpoints.own.folder import open_arrays, read_own_text
 from jserve.checkpoints.own.model import open_own, own_from_parts
@@ -396,6 +398,34 @@ def test_checking_names_what_is_not_finite_wherever_it_lies(tmp_path, module, wh
     with pytest.raises(CheckpointError, match=r"qkv\.1\.bias holds values that are not finite numbers") as error:
         inspected("MyModel", tmp_path / "ck", check=True)
     assert len(error.value.message.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("decoder", "template", "words"),
+    [
+        (decoders.WordPiece(), None, "the tokenizer's decoder is WordPiece"),
+        (decoders.ByteLevel(), "{% if %}", "line 1 of the chat template"),
+    ],
+)
+def test_text_that_cannot_be_served_is_told_by_inspect_and_before_anything_is_compiled(
+    folder, monkeypatch, decoder, template, words
+):
+    letters = {chr(97 + i): i for i in range(16)}
+    backend = tokenizers.Tokenizer(models.WordLevel(vocab=letters, unk_token="a"))
+    backend.decoder = decoder
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "b", "chat_template": template}))
+    report = inspected("MyModel", folder, check=True)
+    assert (report.failed, report.serve) == (True, None)
+    assert words in report.problem.message
+    assert not any(finding.severity == "error" for finding in report.findings)
+    (folder / "config.json").rename(folder / "other.json")  # arrays of which nothing is known but their tokenizer
+    (missing,) = inspect(str(folder)).missing
+    assert words in missing.effect
+    (folder / "other.json").rename(folder / "config.json")
+    monkeypatch.setattr(jserve.load.decoder, "build_engine", None)
+    with pytest.raises(CheckpointError, match=words):
+        LLM("own_models:MyModel", checkpoint=folder, **SMALL)
 
 
 def test_an_encoder_of_ones_own_is_refused_in_words(tmp_path):

@@ -296,4 +296,4 @@ def test_without_the_library_the_install_line_is_given(monkeypatch):
     monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(SourceError, match="needs huggingface_hub") as error:
         open_checkpoint("hf://org/name")
-    assert error.value.fix == "pip install 'jserve[hf]'"
+    assert error.value.fix == "pip install huggingface_hub"

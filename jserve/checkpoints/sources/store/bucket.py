@@ -71,9 +71,7 @@ class Bucket:
             self._obstore: Any = importlib.import_module("obstore")
             stores: Any = importlib.import_module("obstore.store")
         except ImportError:
-            raise SourceError(
-                f"{source} needs obstore, which is not installed", fix="pip install 'jserve[object-stores]'"
-            ) from None
+            raise SourceError(f"{source} needs obstore, which is not installed", fix="pip install obstore") from None
         self.access = find_access(source, os.environ)
         self.access.set_environment()
         self._root = f"{source.scheme}://{source.bucket}"

@@ -71,7 +71,7 @@ def test_without_obstore(monkeypatch):
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(SourceError, match="s3://bucket/ck needs obstore, which is not installed") as error:
         open_arrays("s3://bucket/ck")
-    assert error.value.fix == "pip install 'jserve[object-stores]'"
+    assert error.value.fix == "pip install obstore"
 
 
 def test_keys_of_a_profile(tmp_path, s3, params, monkeypatch):
