@@ -42,10 +42,10 @@ def pytest_collection_modifyitems(config, items):
         Path(file).write_text(json.dumps(sorted(rows)), encoding="utf-8")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_unconfigure(config):
+def pytest_sessionfinish(session):
     # What libraries said while they were imported above would come after the closing lines.
-    if (capture := config.pluginmanager.getplugin("capturemanager")) is not None and capture.is_globally_capturing():
+    capture = session.config.pluginmanager.getplugin("capturemanager")
+    if capture is not None and capture.is_globally_capturing():
         capture.read_global_capture()
 
 

@@ -14,6 +14,13 @@ LLAMA = {
     "max_position_embeddings": 4096,
     "rms_norm_eps": 1e-5,
 }
+GEMMA3 = {
+    "model_type": "gemma3_text",
+    "hidden_size": 2560,
+    "intermediate_size": 10240,
+    "num_hidden_layers": 34,
+    "sliding_window": 1024,
+}
 
 
 def read(**changed):

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hf_configs import LLAMA, read
+from hf_configs import GEMMA3, LLAMA, read
 
 from jserve.checkpoints.hf.families import HF_FAMILIES, hf_model
 from jserve.errors import CheckpointError, UnsupportedModel
@@ -12,13 +12,6 @@ from jserve.models.registry import FAMILIES
 from jserve.models.rope import RopeScaling
 
 GPT2 = {"model_type": "gpt2", "vocab_size": 256, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4}
-GEMMA3 = {
-    "model_type": "gemma3_text",
-    "hidden_size": 2560,
-    "intermediate_size": 10240,
-    "num_hidden_layers": 34,
-    "sliding_window": 1024,
-}
 
 
 def test_every_model_type_is_of_a_family_that_is_built():
