@@ -128,7 +128,7 @@ def build_engine(
         layout=CacheLayout.build(layers, num_pages=memory.num_pages, page_size=page_size),
         config=scheduling,
         vocab_size=vocab_size,
-        own_code=model.own_code,
+        built_in=model.built_in,
     )
     with exhaustion_in_words(memory):
         compile_and_load(executor, model.load, store=store, progress=compile_progress)
@@ -146,7 +146,7 @@ def build_engine(
 
 def _tracing(model: EngineModel) -> AbstractContextManager[None]:
     """What code that is not jserve's raises is told in words; what jserve's raises is a fault with a traceback."""
-    return nullcontext() if model.own_code else traced_in_words()
+    return nullcontext() if model.built_in else traced_in_words()
 
 
 def _warm(engine: Engine) -> None:

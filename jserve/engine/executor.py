@@ -54,7 +54,7 @@ class Executor:
         layout: CacheLayout,
         config: SchedulerConfig,
         vocab_size: int,
-        own_code: bool,
+        built_in: bool,
     ) -> None:
         self.mesh = mesh
         self.config = config
@@ -62,8 +62,8 @@ class Executor:
         self._param_shapes = param_shapes
         self._params: Any = None
         self._graphdef = graphdef
-        self._own_code = own_code
-        self._tracing = nullcontext if own_code else traced_in_words
+        self._built_in = built_in
+        self._tracing = nullcontext if built_in else traced_in_words
         self._builder = Programs(
             graphdef=graphdef, layout=layout, mesh=mesh, vocab_size=vocab_size, max_steps=config.max_steps
         )
@@ -79,7 +79,7 @@ class Executor:
         wanted = [("decode", n) for n in self.config.buckets.decode]
         wanted += [("mixed", n) for n in self.config.buckets.mixed]
         source = ProgramSource(
-            lower=self._lower, key=self._key, own_code=self._own_code, devices=list(self.mesh.devices.flat)
+            lower=self._lower, key=self._key, built_in=self._built_in, devices=list(self.mesh.devices.flat)
         )
         self._programs = source.ready(wanted, store=store, progress=progress)
 

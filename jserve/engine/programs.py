@@ -39,7 +39,7 @@ class ProgramSource(Generic[Shape]):
     """A shape's program as ``jax.stages.Lowered``."""
     key: Callable[[], str]
     """All that the programs depend on but their shape; see ``jserve.engine.fingerprint``."""
-    own_code: bool
+    built_in: bool
     """Whether ``key`` covers the model's code too. Where it does not, a program's lowering does, which takes time."""
     devices: Sequence[jax.Device]
 
@@ -75,7 +75,7 @@ class ProgramSource(Generic[Shape]):
     def _build(self, shape: Shape, store: ProgramStore | None, base: str) -> tuple[Compiled, bool]:
         lowered = None
         key = f"{base}|{shape}"
-        if store is not None and not self.own_code:  # no digest of sources covers it: its lowering does
+        if store is not None and not self.built_in:  # no digest of sources covers it: its lowering does
             lowered = self.lower(shape)
             key += lowered.as_text()
         if store is not None:

@@ -40,7 +40,7 @@ class LoadableModel:
     """Gives the parameters, in the shape of ``param_shapes``; called once, while programs compile."""
     max_len: int
     """Most tokens of a sequence; of a text, special ones included."""
-    own_code: bool
+    built_in: bool
     """Whether all of the model's code lies in ``jserve.models``, so that its programs are known without lowering."""
 
 

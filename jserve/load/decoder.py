@@ -22,7 +22,7 @@ def load_decoder(start: Start) -> Loaded:
             load=start.read_params,
             max_len=source.max_len,
             vocab_size=None if source.tokenizer is None else source.tokenizer.vocab_size,
-            own_code=source.own_code,
+            built_in=source.built_in,
         ),
         start.config,
         mesh=start.mesh,

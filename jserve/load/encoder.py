@@ -31,7 +31,7 @@ def load_encoder(start: Start, settings: EncoderSettings) -> Loaded:
             max_len=settings.max_tokens,
             vocab_size=tokenizer.vocab_size,
             pooling=settings.pooling,
-            own_code=source.own_code,
+            built_in=source.built_in,
         ),
         start.config,
         mesh=start.mesh,

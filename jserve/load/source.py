@@ -43,7 +43,7 @@ class Source:
     chat_template: ChatTemplate | None
     defaults: SamplingParams
     eos_ids: tuple[int, ...]
-    own_code: bool
+    built_in: bool
     """See EngineModel."""
     encoder: EncoderSettings | None = None
     """Of an encoder."""
@@ -98,7 +98,7 @@ def _from_checkpoint(config: ServeConfig, mesh: Mesh, progress: Progress) -> Sou
             progress=progress,
         ),
         eos_ids=checkpoint.eos_ids,
-        own_code=True,
+        built_in=True,
         encoder=checkpoint.encoder,
     )
 
@@ -159,7 +159,7 @@ def _own_source(own: OwnModel, progress: Progress) -> Source:
             progress=progress,
         ),
         eos_ids=eos_ids,
-        own_code=False,
+        built_in=False,
     )
 
 

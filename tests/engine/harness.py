@@ -31,7 +31,7 @@ def make_engine(store=None, *, mesh="", model=None, load=None, compile_progress=
             load=load or (lambda: jax.tree.map(jax.device_put, params, shardings)),
             max_len=max_len,
             vocab_size=VOCAB,
-            own_code=model is None,
+            built_in=model is None,
         ),
         config,
         mesh=built,

@@ -71,7 +71,7 @@ def build_encoder(
         param_shapes=model.param_shapes,
         mesh=mesh,
         buckets=buckets,
-        own_code=model.own_code,
+        built_in=model.built_in,
     )
     with weights_exhaustion_in_words(param_bytes):
         compile_and_load(executor, model.load, store=store, progress=compile_progress)

@@ -37,21 +37,21 @@ class EncoderExecutor:
     """Owns the devices' memory for one encoder. Used by one thread at a time."""
 
     def __init__(
-        self, *, program: EncoderProgram, param_shapes: Any, mesh: Mesh, buckets: EncoderBuckets, own_code: bool
+        self, *, program: EncoderProgram, param_shapes: Any, mesh: Mesh, buckets: EncoderBuckets, built_in: bool
     ) -> None:
         self.buckets = buckets
         self._mesh = mesh
         self._program = program
         self._param_shapes = param_shapes
         self._params: Any = None
-        self._own_code = own_code
+        self._built_in = built_in
         self._whole = NamedSharding(mesh, PartitionSpec())
         self._programs: dict[tuple[int, int], Compiled] = {}
 
     def compile(self, *, store: ProgramStore | None, progress: TellCompiled | None = None) -> None:
         """Have every program ready."""
         source = ProgramSource(
-            lower=self._lower, key=self._key, own_code=self._own_code, devices=list(self._mesh.devices.flat)
+            lower=self._lower, key=self._key, built_in=self._built_in, devices=list(self._mesh.devices.flat)
         )
         self._programs = source.ready(self.buckets.shapes, store=store, progress=progress)
 

@@ -38,7 +38,7 @@ TEXTS = [RNG.integers(1, 64, length).tolist() for length in [1, 2, 15, 16, 17, 3
 
 
 def make_encoder(
-    store=None, *, mesh="", load=None, params=None, pooling=MEAN, own_code=True, progress=None, **settings
+    store=None, *, mesh="", load=None, params=None, pooling=MEAN, built_in=True, progress=None, **settings
 ):
     graphdef, made = tiny_bert()
     params = params or made
@@ -54,7 +54,7 @@ def make_encoder(
             max_len=MAX_LEN,
             vocab_size=64,
             pooling=pooling,
-            own_code=own_code,
+            built_in=built_in,
         ),
         ServeConfig(**{"max_num_tokens": 128, **settings}),
         mesh=built,
@@ -175,7 +175,7 @@ def test_pooling_and_foreign_code_have_programs_of_their_own(store, solo):
     engine = make_encoder(
         store,
         pooling=Pooling(how="cls", normalize=False),
-        own_code=False,
+        built_in=False,
         max_model_len=16,
         max_num_tokens=16,
         progress=heard.append,
