@@ -44,7 +44,7 @@ class Source:
     defaults: SamplingParams
     eos_ids: tuple[int, ...]
     built_in: bool
-    """See EngineModel."""
+    """See LoadableModel."""
     encoder: EncoderSettings | None = None
     """Of an encoder."""
 
