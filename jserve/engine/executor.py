@@ -104,7 +104,9 @@ class Executor:
     def _key(self) -> str:
         parts = [
             fingerprint.environment(self.mesh),
-            repr(self._graphdef),
+            # Of others' modules it may hold addresses, such as those of an nnx.Linear's functions, which no second
+            # process has. What it says is in their lowering too.
+            repr(self._graphdef) if self._built_in else "",
             fingerprint.tree_text(self._param_shapes),
             repr((self.layout, self.config, self._builder.vocab_size)),
         ]

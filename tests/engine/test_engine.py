@@ -6,6 +6,7 @@ import time
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 from harness import VOCAB, Listener, make_engine, request, run, submit
 
 from jserve.engine.compiles import compilations
@@ -265,12 +266,19 @@ def test_close_ends_what_runs(store):
 
 @pytest.mark.parametrize("own", [True, False])
 def test_a_second_start_compiles_nothing_and_lowers_only_code_of_others(store, own, monkeypatch):
-    model = None if own else tiny_llama()
-    make_engine(store, model=model).close()
+    def model():
+        if own:
+            return None
+        graphdef, params = tiny_llama()
+        module = nnx.merge(graphdef, params)
+        module.helper = lambda x: x  # another one each time, as the functions of an nnx.Linear are in each process
+        return nnx.graphdef(module), params
+
+    make_engine(store, model=model()).close()
     seen, lowered, before = [], [], compilations.count
     lower = Executor._lower
     monkeypatch.setattr(Executor, "_lower", lambda self, *program: lowered.append(program) or lower(self, *program))
-    engine = make_engine(store, model=model, compile_progress=seen.append)
+    engine = make_engine(store, model=model(), compile_progress=seen.append)
     engine.close()
     assert seen[-1].stored == seen[-1].total == 3
     assert compilations.count == before
