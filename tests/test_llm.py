@@ -150,6 +150,9 @@ def test_settings_that_would_be_ignored_are_refused(parts):
         LLM(parts, checkpoint="somewhere")
     with pytest.raises(ConfigError, match=r"tokenizer t\.json: .*; MODEL is some/folder, which has its own"):
         LLM("some/folder", tokenizer="t.json")
+    with pytest.raises(ConfigError, match="which has its own") as error:
+        LLM("my_package.my_model.MyModel", checkpoint="somewhere")
+    assert error.value.fix == "my_package.my_model:MyModel, with a colon, if that is meant; else leave them out"
     with pytest.raises(ConfigError, match="params go with a module"):
         LLM("some/folder", parts[1])
     with pytest.raises(ConfigError, match="these three as one tuple and nothing besides"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 
 from jserve.errors import SourceError
+from jserve.shown import shown
 
 __all__ = ["PICKLES", "called", "member_path", "refuse_pickle", "resolve_member"]
 
@@ -62,7 +63,11 @@ def resolve_member(folder: Path, name: str, *, may_be_folder: bool = False) -> P
         raise SourceError(
             f"{path} is a link that leads out of the checkpoint's folder", fix="copy the file itself there"
         )
-    if real.exists() and not (real.is_file() or real.is_dir()):  # a pipe, which would be waited for
+    try:
+        odd = real.exists() and not (real.is_file() or real.is_dir())
+    except OSError as error:
+        raise SourceError(f"{shown(str(path))} is no name of a file: {error.strerror}") from None
+    if odd:  # a pipe, which would be waited for
         raise SourceError(f"{path} is neither a file nor a folder", fix="copy the file itself there")
     return path
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from jserve import __version__
@@ -40,7 +44,7 @@ def run(arguments: list[str]) -> int:
     from jserve.load import load
     from jserve.serving.server import Server
 
-    with ConsoleProgress() as progress:
+    with _heeding_interrupts(), ConsoleProgress() as progress:
         loaded = load(config, progress=progress)
     try:
         with Server(config, loaded.frontend, loaded.engine, loaded.metrics) as server:
@@ -58,6 +62,25 @@ def run(arguments: list[str]) -> int:
         loaded.close()
     say("stopped")
     return status
+
+
+@contextmanager
+def _heeding_interrupts() -> Iterator[None]:
+    """KeyboardInterrupt for a SIGINT, in the end at the latest: JAX's hooks of the garbage collector swallow one."""
+    heard = False
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal heard
+        heard = True
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+        if heard:
+            raise KeyboardInterrupt
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def describe(served: ServedModel, doors: Addresses, config: ServeConfig) -> list[tuple[str, str]]:
@@ -78,11 +101,12 @@ def describe(served: ServedModel, doors: Addresses, config: ServeConfig) -> list
         text = served.has_tokenizer
         if text:
             table.append(("shell", f'jserve generate --address {doors.grpc} "What is gravity?"'))
+        most_new = min(48, max(1, long // 2))
         prompt = '"Gravity is"' if text else "[1, 2, 3]"
         table += [
             ("python", "from jserve import SamplingParams"),
             ("", "from jserve.client import Client"),
-            ("", f'for delta in Client("{doors.grpc}").generate({prompt}, SamplingParams(max_tokens=48)):'),
+            ("", f'for delta in Client("{doors.grpc}").generate({prompt}, SamplingParams(max_tokens={most_new})):'),
             ("", '    print(delta.text, end="", flush=True)' if text else "    print(delta.token_ids, flush=True)"),
         ]
     return table

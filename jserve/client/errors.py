@@ -12,6 +12,7 @@ from google.rpc import error_details_pb2, status_pb2
 from jserve.errors import (
     Cancelled,
     DeadlineExceeded,
+    Draining,
     DuplicateRequest,
     InvalidRequest,
     JserveError,
@@ -28,6 +29,8 @@ __all__ = ["FailedCall", "from_rpc"]
 
 _NO_SUCH_METHOD = "Method not found!"
 """gRPC's words where a server has no such service."""
+_CANCELLED_HERE = "Locally cancelled by application!"
+"""gRPC's words where the caller cancelled."""
 _DETAILS_KEY = "grpc-status-details-bin"
 
 # For statuses that gRPC itself made, on either side, and that therefore carry no code of ours.
@@ -61,6 +64,8 @@ def from_rpc(failed: FailedCall, *, address: str, timeout: float | None) -> Jser
         return Unreachable(
             f"no jserve server answers at {address}; it is not running (jserve serve), or not ready yet ({words})"
         )
+    if status is grpc.StatusCode.CANCELLED and words != _CANCELLED_HERE:  # what reaches a server that closes its doors
+        return Draining(f"{address} ended the call: it shuts down, or what stands before it does ({words})")
     if status is grpc.StatusCode.DEADLINE_EXCEEDED:
         limit = "its deadline" if timeout is None else f"{timeout:g} s"
         return DeadlineExceeded(f"the call to {address} did not end within {limit}")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -26,6 +28,9 @@ from jserve.text.generating import model_template
 from jserve.text.tokenizer import Tokenizer
 
 __all__ = ["Source", "find_source"]
+
+_DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+"""A class by its name, but for the colon."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +75,10 @@ def find_source(
             progress=progress,
         )
         return _own_source(own, progress)
-    _refuse_own_settings(config, tokenizer, f"MODEL is {config.model}, which has its own", fix="leave them out")
+    fix = "leave them out"
+    if _DOTTED.fullmatch(config.model) and not Path(config.model).exists():
+        fix = f"{':'.join(config.model.rsplit('.', 1))}, with a colon, if that is meant; else leave them out"
+    _refuse_own_settings(config, tokenizer, f"MODEL is {config.model}, which has its own", fix=fix)
     return _from_checkpoint(config, mesh, progress)
 
 

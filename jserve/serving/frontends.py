@@ -17,7 +17,7 @@ def need_generator(frontend: AnyFrontend) -> Frontend:
     """The frontend, where it generates. Raises Unsupported."""
     if isinstance(frontend, Frontend):
         return frontend
-    raise Unsupported(f"{frontend.model.name!r} is an encoder: it embeds texts and generates none; see Embed")
+    raise Unsupported(f"{frontend.model.name!r} is an encoder: it embeds texts and generates none; call embed")
 
 
 def need_embedder(frontend: AnyFrontend) -> EmbedFrontend:

@@ -27,8 +27,16 @@ class LoopThread:
         self._loop, self._closed = self._started.result()
 
     def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """Run a coroutine on the loop and wait for its result. Never from the loop's own thread."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        """Run a coroutine on the loop and wait for its result. Never from the loop's own thread.
+
+        RuntimeError where the loop is closed.
+        """
+        try:
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:
+            work.close()
+            raise
+        return future.result()
 
     def close(self) -> None:
         """Idempotent."""

@@ -55,7 +55,8 @@ class Preparer:
             raise Unsupported(f"model {self._model_name!r} has no tokenizer, so stop strings cannot be found")
         prompt_ids = self.prompt_ids(prompt)
         if not prompt_ids:
-            raise InvalidRequest("the prompt has 0 tokens; give at least one")
+            why = "" if self._tokenizer is None or not prompt else " (the tokenizer has none for any of its characters)"
+            raise InvalidRequest(f"the prompt has 0 tokens{why}; give at least one")
         sampling = limits.check_max_tokens(
             sampling, params.max_tokens, prompt_tokens=len(prompt_ids), limits=self._limits
         )

@@ -8,11 +8,12 @@ import signal
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
 from jserve.config import ServeConfig
@@ -199,27 +200,30 @@ class Server:
     def _force(self) -> None:
         self._frontend.abort_all("the server was told to shut down at once; ask another one")
         for door in self._doors():
-            door.cut()
+            with suppress(RuntimeError):  # it was over already, and its loop with it
+                door.cut()
 
 
 class _Events:
     """SIGINT and SIGTERM, instead of what they did before, and the word that the drain is done.
 
-    They wait in a socket, which the C half of signal handling fills as a signal comes (signal.set_wakeup_fd). A main
-    thread that waited for a lock would sleep through a signal that comes between its last look and its wait, or on
-    another thread: Python runs handlers on the main thread alone, once something wakes it.
+    They wait in a queue; a byte in a socket wakes the main thread, written by the C half of signal handling as a signal
+    comes (signal.set_wakeup_fd). A main thread that waited for a lock would sleep through a signal that comes between
+    its last look and its wait, or on another thread: Python runs handlers on the main thread alone, once something
+    wakes it. A full socket loses bytes and nothing else.
     """
 
-    _DONE = 0
-
     def __enter__(self) -> _Events:
+        self._events: deque[int | None] = deque()
         self._out, self._in = socket.socketpair()
         self._in.setblocking(False)
         self._fd_before = signal.set_wakeup_fd(self._in.fileno(), warn_on_full_buffer=False)
-        self._before = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
+        self._before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+        _heard_by.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
+        _heard_by.remove(self)
         for number, handler in self._before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._fd_before)
@@ -228,20 +232,34 @@ class _Events:
 
     def done(self) -> None:
         """From any thread, also a late one."""
+        self._events.append(None)
         with suppress(OSError):
-            self._in.send(bytes([self._DONE]))
+            self._in.send(b"\0")
 
     def get(self, timeout_s: float | None = None) -> int | None:
         """The next signal's number, or None for done. TimeoutError after ``timeout_s``."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
+        while not self._events:
             self._out.settimeout(None if end is None else max(end - time.monotonic(), 1e-3))
-            number = self._out.recv(1)[0]
-            # Whoever embeds a server may handle other signals in Python; they pass here too.
-            if number == self._DONE:
-                return None
-            if number in _SIGNALS:
-                return number
+            self._out.recv(4096)  # whoever embeds a server may handle other signals in Python; they wake it too
+        return self._events.popleft()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._events.append(number)
+
+
+_heard_by: list[_Events] = []
+
+
+def _leave_in_child() -> None:
+    """A forked child has the socket too: its signals are not the server's, and end it as they would any process."""
+    if _heard_by:
+        signal.set_wakeup_fd(-1)
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+
+
+os.register_at_fork(after_in_child=_leave_in_child)
 
 
 def _name(number: int | None) -> str:

@@ -80,7 +80,10 @@ def read_hf_tokenizer(
     add_declared_tokens(files, backend, in_raw_text=is_pieces)
     eos = end_ids(files, backend, own=read.eos_id)
     bos = _bos_id(files, read)
-    prefix, suffix = _surroundings(backend)
+    try:
+        prefix, suffix = _surroundings(backend)
+    except Exception as error:  # tokenizers raises nothing narrower
+        files.fail(file, f"no text can be tokenized with it: {error}")
     if len(prefix) > 1:
         raise UnsupportedModel(
             f"{folder}: the tokenizer puts {len(prefix)} tokens in front of a text; at most 1 is built"

@@ -1,13 +1,18 @@
 """What a server says once it is ready: the lines to paste do what they promise."""
 
+import os
+import signal
+import time
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
-from jserve.cli.serve import describe
+from jserve.cli.serve import _heeding_interrupts, describe
 from jserve.config import ServeConfig
-from jserve.testing.fake_engine import FakeEngine, fake_token
+from jserve.testing.fake_engine import FakeEngine
 from jserve.testing.fake_server import fake_encoder_server, fake_server
+from jserve.testing.fake_tokens import fake_token
 
 
 def pasted(table, capsys):
@@ -39,3 +44,13 @@ def test_a_model_without_one_is_asked_in_token_ids(server, capsys):
 def test_an_encoder_is_given_texts(capsys):
     with fake_encoder_server() as server:
         assert "[[" in pasted(describe(server.frontend.model, server.addresses, ServeConfig()), capsys)
+
+
+def test_an_interrupt_that_something_swallowed_still_ends_a_start():
+    def interrupted():
+        with suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+
+    with pytest.raises(KeyboardInterrupt), _heeding_interrupts():
+        interrupted()

@@ -6,10 +6,12 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import pytest
 
 from jserve import errors
 from jserve.client import Cancel, Client, PromptRequest
+from jserve.client.errors import from_rpc
 from jserve.request import Delta, FinishReason, SamplingParams, ServedModel
 from jserve.testing.fake_engine import FakeEngine
 from jserve.testing.fake_server import fake_server
@@ -293,3 +295,18 @@ def test_naming_a_client_imports_no_server_and_no_jax():
         "print(sorted(m for m in sys.modules if m.startswith(('jserve.serving', 'jserve.engine', 'jax', 'pyarrow'))))"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [("Locally cancelled by application!", errors.Cancelled), ("CANCELLED", errors.Draining)],
+)
+def test_who_cancelled_a_call_is_told(words, kind):
+    """A server that closes its doors cancels what comes too late to be answered; so another one may be asked."""
+
+    class Failed:
+        code = staticmethod(lambda: grpc.StatusCode.CANCELLED)
+        details = staticmethod(lambda: words)
+        trailing_metadata = staticmethod(lambda: ())
+
+    assert type(from_rpc(Failed, address="127.0.0.1:1", timeout=None)) is kind

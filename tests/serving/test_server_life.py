@@ -1,6 +1,7 @@
 """A server's life: signals to real processes, drains, and starts that fail."""
 
 import itertools
+import os
 import signal
 import socket
 import subprocess
@@ -9,7 +10,7 @@ import threading
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -18,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from jserve.config import ServeConfig
 from jserve.errors import ConfigError
-from jserve.serving.server import Server
+from jserve.serving.server import Server, _Events
 from jserve.testing.fake_engine import FakeEngine
 from jserve.testing.fake_server import fake_frontend, fake_server
 from jserve.testing.waiting import wait_for
@@ -30,9 +31,9 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 @contextmanager
-def serving(grace_s, token_delay_s, *, signals_elsewhere=False):
-    """A server process and its gRPC address."""
-    command = [sys.executable, str(SCRIPT), str(grace_s), str(token_delay_s), str(int(signals_elsewhere))]
+def serving(grace_s, token_delay_s, how=""):
+    """A server process and its gRPC address; see the script."""
+    command = [sys.executable, str(SCRIPT), str(grace_s), str(token_delay_s), how]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process, process.stdout.readline().strip()
@@ -96,12 +97,9 @@ def test_without_grace_running_streams_get_a_status_that_says_why():
         assert time.monotonic() - begun < 5
 
 
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_a_second_signal_ends_the_grace(elsewhere):
-    with (
-        serving(300, 0.05, signals_elsewhere=elsewhere) as (process, address),
-        grpc.insecure_channel(address) as channel,
-    ):
+@pytest.mark.parametrize("how", ["", "elsewhere"])
+def test_a_second_signal_ends_the_grace(how):
+    with serving(300, 0.05, how) as (process, address), grpc.insecure_channel(address) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
         calls = start_streams(stub, 2, max_tokens=500)
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
@@ -111,6 +109,32 @@ def test_a_second_signal_ends_the_grace(elsewhere):
         process.send_signal(signal.SIGINT)
         assert [end[1:] for end in outcomes(calls)] == [("UNAVAILABLE", "JS-SRV-01")] * 2
         assert process.wait(10) == 128 + signal.SIGINT
+
+
+def test_signals_of_a_forked_child_are_its_own():
+    with serving(300, 0.01, "forked") as (process, first):
+        second = process.stdout.readline().strip()
+        child, address = sorted((first, second), key=lambda line: ":" in line)
+        os.kill(int(child), signal.SIGTERM)
+        with grpc.insecure_channel(address) as channel:
+            wait_for(lambda: not Path(f"/proc/{child}/stat").exists() or "Z" in Path(f"/proc/{child}/stat").read_text())
+            check = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+            assert check.status == health_pb2.HealthCheckResponse.SERVING
+        process.send_signal(signal.SIGINT)
+        assert process.wait(5) == 0
+
+
+def test_a_signal_is_heard_though_nobody_empties_the_socket():
+    with _Events() as events:
+        with suppress(BlockingIOError):
+            while True:
+                events._in.send(b"x" * 4096)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert events.get(5) == signal.SIGTERM
+        events.done()
+        assert events.get(5) is None
+        with pytest.raises(TimeoutError):
+            events.get(0.01)
 
 
 def test_an_idle_server_stops_at_once():

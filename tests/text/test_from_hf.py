@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tokenizers import pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from jserve.errors import CheckpointError, UnsupportedModel
 from jserve.serving.embed_texts import TextPreparer
@@ -340,3 +340,9 @@ def test_a_space_in_front_is_what_the_settings_say(tmp_path, asked):
     write(tmp_path, tokenizer__json=backend.to_str(), tokenizer_config__json={"add_prefix_space": asked})
     ids = read_hf_tokenizer(tmp_path).tokenizer.encode("a", add_special=False)
     assert len(ids) == (2 if asked else 1)
+
+
+def test_a_tokenizer_that_fails_on_every_text(tmp_path):
+    Tokenizer(models.WordLevel({}, unk_token="<unk>")).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: no text can be tokenized with it"):
+        read_hf_tokenizer(tmp_path)

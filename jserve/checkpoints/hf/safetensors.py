@@ -172,9 +172,10 @@ class _Tensor:
 
 
 def _stamp(file: BinaryIO) -> tuple[int, ...]:
-    """What changes when a file's contents do. The inode is left out: mounted object stores number files anew."""
+    """What changes when a file's contents do, and not with its links or rights; no inode: mounted object stores number
+    files anew."""
     stat = os.fstat(file.fileno())
-    return (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    return (stat.st_size, stat.st_mtime_ns)
 
 
 def _fill(fd: int, out: np.ndarray, begin: int, shape: tuple[int, ...], region: Region) -> None:

@@ -247,7 +247,8 @@ class InspectReport:
 
     def _contract(self) -> str:
         if self.findings is None:
-            return "not checked (--check runs it on tiny inputs)"
+            why = "--check runs it on tiny inputs" if self.problem is None else "the checkpoint is not served with it"
+            return f"not checked ({why})"
         counts = {kind: sum(f.severity == kind for f in self.findings) for kind in ("error", "warning")}
         words = [f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in counts.items() if count]
         values = "random" if self.path is None else "the checkpoint's"

@@ -82,7 +82,7 @@ class Layout:
     def words(self) -> str:
         parts = [self.writer]
         if self.step is not None:
-            parts.append(f"step {self.step} of {len(self.finished)} finished, {len(self.unfinished)} unfinished")
+            parts.append(f"step {self.step} ({len(self.finished)} finished, {len(self.unfinished)} unfinished)")
         if self.item is not None:
             others_of = [item for item in self.items if item != self.item]
             parts.append(f"item {self.item}" + (f" (others: {', '.join(others_of)})" if others_of else ""))

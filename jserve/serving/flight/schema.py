@@ -127,7 +127,8 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _wrong(name: str, kind: pa.DataType, allowed: str) -> Unsupported:
-    return Unsupported(f"column {name} has type {str(kind)[:80]}; allowed: {allowed}")
+    ids = "; token ids go in a column token_ids" if name == "prompt" and _is_list(kind) else ""
+    return Unsupported(f"column {name} has type {str(kind)[:80]}; allowed: {allowed}{ids}")
 
 
 def _prompt(name: str, kind: pa.DataType, limits: CellLimits) -> Value | None:

@@ -147,6 +147,13 @@ def opened(tmp_path):
     return path, read_tensor_file(path).tensors["a"]
 
 
+def test_links_and_rights_are_no_change(opened, tmp_path):
+    path, lazy = opened
+    os.link(path, tmp_path / "backup")
+    path.chmod(0o400)
+    assert lazy.read().shape == (100, 100)
+
+
 def test_a_file_that_becomes_shorter_under_the_reader_is_an_error_in_words(opened):
     path, lazy = opened
     path.write_bytes(b"short")

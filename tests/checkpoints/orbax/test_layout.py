@@ -25,20 +25,20 @@ WORDS = {
     "PyTreeCheckpointer, without OCDBT": "Orbax checkpoint (zarr in a folder each)",
     "PyTreeCheckpointer, zarr3": "Orbax checkpoint (OCDBT, zarr3)",
     "PyTreeCheckpointer, zarr3 without OCDBT": "Orbax checkpoint (zarr3 in a folder each)",
-    "CheckpointManager": "Orbax checkpoint, step 23 of 2 finished, 0 unfinished, item default (OCDBT, zarr)",
+    "CheckpointManager": "Orbax checkpoint, step 23 (2 finished, 0 unfinished), item default (OCDBT, zarr)",
     "CheckpointManager, items": (
-        "Orbax checkpoint, step step_0009 of 1 finished, 0 unfinished, "
+        "Orbax checkpoint, step step_0009 (1 finished, 0 unfinished), "
         "item params (others: info, opt_state) (OCDBT, zarr)"
     ),
     "v1": "Orbax checkpoint (v1 API), item state (OCDBT, zarr3)",
     "v1, items": "Orbax checkpoint (v1 API), item model_params (others: x) (OCDBT, zarr3)",
     "train state": "Orbax checkpoint (OCDBT, zarr)",
-    "v1, steps": "Orbax checkpoint, step 23 of 2 finished, 0 unfinished, item state (OCDBT, zarr3)",
+    "v1, steps": "Orbax checkpoint, step 23 (2 finished, 0 unfinished), item state (OCDBT, zarr3)",
     "Linen train state": "Orbax checkpoint (OCDBT, zarr)",
     "Linen train state, PyTreeCheckpointer": "Orbax checkpoint (zarr in a folder each)",
-    "Linen train state, items": ("Orbax checkpoint, step 5 of 1 finished, 0 unfinished, item items (OCDBT, zarr)"),
+    "Linen train state, items": ("Orbax checkpoint, step 5 (1 finished, 0 unfinished), item items (OCDBT, zarr)"),
     "Linen train state, as Flax's guide": (
-        "Orbax checkpoint, step 1 of 1 finished, 0 unfinished, item default (OCDBT, zarr)"
+        "Orbax checkpoint, step 1 (1 finished, 0 unfinished), item default (OCDBT, zarr)"
     ),
     "msgpack": "Flax msgpack file flax_model.msgpack (msgpack)",
     "msgpack of a train state": "Flax msgpack file checkpoint (msgpack)",
@@ -290,7 +290,7 @@ def test_a_linen_train_state_by_flax(tmp_path, linen_state, through_orbax):
     saved = open_saved(tmp_path / "run")
     assert saved.layout.step == "checkpoint_10"
     kind = "Orbax checkpoint" if through_orbax else "Flax msgpack file checkpoint_10"
-    assert saved.words.startswith(f"{kind}, step checkpoint_10 of 2 finished")
+    assert saved.words.startswith(f"{kind}, step checkpoint_10 (2 finished")
     fitted = fit_tree(saved.tree, shapes(linen_state.params), where="run")
     assert_same(fitted.leaves, linen_state.params)
     assert fitted.root == ("params",)

@@ -100,7 +100,7 @@ def test_the_state_of_jserves_own_module(tmp_path, whole):
     checkpoint = open_(tmp_path / "run" / "steps")
     assert_leaves(checkpoint, wanted)
     assert checkpoint.layout == (
-        "Orbax checkpoint, step 1 of 1 finished, 0 unfinished, item default (OCDBT, zarr), a tree of jserve's llama, "
+        "Orbax checkpoint, step 1 (1 finished, 0 unfinished), item default (OCDBT, zarr), a tree of jserve's llama, "
         "float32"
     )
     assert (checkpoint.name, checkpoint.family, checkpoint.tokenizer) == ("run", "llama", None)

@@ -143,6 +143,11 @@ def test_links_out_of_the_folder_are_refused_whether_or_not_they_lead_somewhere(
             resolve_member(folder, name)
 
 
+def test_a_name_that_no_file_can_have_is_refused(tmp_path):
+    with pytest.raises(SourceError, match="is no name of a file: File name too long"):
+        resolve_member(tmp_path, "x" * 300)
+
+
 def test_ordinary_links_work(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "a").write_text("x")
