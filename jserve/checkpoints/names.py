@@ -6,6 +6,8 @@ thing is there. Only a folder may be called as pickles are, where whoever asks k
 
 from __future__ import annotations
 
+import errno
+import stat
 from pathlib import Path, PurePosixPath
 
 from jserve.errors import SourceError
@@ -51,10 +53,11 @@ def resolve_member(folder: Path, name: str, *, may_be_folder: bool = False) -> P
     or through it to those that all repositories share; such links work.
     """
     path = folder.joinpath(member_path(name, of=str(folder), may_be_folder=may_be_folder))
+    leads_nowhere = SourceError(f"{path} is a link that leads nowhere", fix="copy the file itself there")
     try:
         real, home = path.resolve(), folder.resolve()
-    except (RuntimeError, OSError):  # Python's words of a loop have changed
-        raise SourceError(f"{path} is a link that leads nowhere", fix="copy the file itself there") from None
+    except (RuntimeError, OSError):  # of a loop; newer Pythons leave it as it is
+        raise leads_nowhere from None
     roots = [home]
     snapshots = next((parent for parent in home.parents if parent.name == "snapshots"), None)
     if snapshots is not None and snapshots.parent.name.startswith("models--"):
@@ -64,10 +67,14 @@ def resolve_member(folder: Path, name: str, *, may_be_folder: bool = False) -> P
             f"{path} is a link that leads out of the checkpoint's folder", fix="copy the file itself there"
         )
     try:
-        odd = real.exists() and not (real.is_file() or real.is_dir())
+        mode = real.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return path
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise leads_nowhere from None
         raise SourceError(f"{shown(str(path))} is no name of a file: {error.strerror}") from None
-    if odd:  # a pipe, which would be waited for
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # a pipe, which would be waited for
         raise SourceError(f"{path} is neither a file nor a folder", fix="copy the file itself there")
     return path
 
